@@ -1,0 +1,81 @@
+# Outrider's two images: --target operator and --target runtime.
+# Builds with `buildah bud` (hack/image/build.sh) and with `docker build`. Registry settings come in
+# as build secrets (hack/image/with-build-env): no host name is in this file, in a layer or in the history.
+ARG BASE=python:3.12-slim
+
+# --- tools: uv, pinned; final stages mount it, none holds it ------------------------------------
+FROM ${BASE} AS tools
+ARG UV_VERSION=0.13.9
+COPY --chmod=0755 hack/image/with-build-env /opt/uv/with-build-env
+RUN --mount=type=secret,id=build_env --mount=type=secret,id=ca_bundle \
+    export PATH=/opt/uv:$PATH; \
+    if ! python3 -m pip --version >/dev/null 2>&1; then \
+      with-build-env apt-get update -q && \
+      with-build-env apt-get install -q -y --no-install-recommends python3-pip; \
+    fi \
+ && with-build-env python3 -m pip install -q --no-cache-dir --disable-pip-version-check \
+      --root-user-action=ignore --target /opt/uv "uv==${UV_VERSION}"
+# A last step of its own: buildah 1.28 shows a stage that is wholly cached without its last step.
+ENV OUTRIDER_STAGE=tools
+
+# --- common ground of the final images ----------------------------------------------------------
+FROM ${BASE} AS common
+# torch makes its cache folder on import: writable for whatever user the pod runs as.
+# The app's folder is on the path by one .pth line, so a pod can mount a source tree over it.
+RUN mkdir -p /opt/outrider /models /var/cache/outrider && chmod 1777 /var/cache/outrider
+ENV PATH=/opt/venv/bin:$PATH HOME=/var/cache/outrider USER=outrider \
+    PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+
+# --- operator -----------------------------------------------------------------------------------
+FROM common AS operator
+COPY requirements/operator.txt /opt/requirements/
+RUN --mount=type=secret,id=build_env --mount=type=secret,id=ca_bundle \
+    --mount=type=bind,from=tools,source=/opt/uv,target=/opt/uv \
+    --mount=type=cache,id=uv,target=/root/.cache/uv \
+    export PATH=/opt/uv:/opt/uv/bin:$PATH UV_CACHE_DIR=/root/.cache/uv UV_LINK_MODE=copy \
+           UV_COMPILE_BYTECODE=1 UV_PYTHON_DOWNLOADS=never \
+ && uv venv -q --python python3 /opt/venv \
+ && with-build-env uv pip install -q --python /opt/venv/bin/python --no-deps \
+      -r /opt/requirements/operator.txt \
+ && echo /opt/outrider > "$(/opt/venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/outrider.pth"
+COPY --chmod=0755 operator/outrider_operator /opt/outrider/outrider_operator
+USER 65532:65532
+ENTRYPOINT ["python", "-m", "outrider_operator"]
+
+# --- runtime ------------------------------------------------------------------------------------
+FROM common AS runtime
+# Triton compiles a small C module on its first use on a GPU: gcc and Python.h.
+ARG WITH_CC=1
+RUN --mount=type=secret,id=build_env --mount=type=secret,id=ca_bundle \
+    --mount=type=bind,from=tools,source=/opt/uv,target=/opt/uv \
+    if [ "$WITH_CC" = 1 ]; then \
+      /opt/uv/with-build-env apt-get update -q && \
+      /opt/uv/with-build-env apt-get install -q -y --no-install-recommends gcc libc6-dev \
+        $(test -e /usr/bin/python3 && echo libpython3-dev) && \
+      rm -rf /var/lib/apt/lists/* /var/cache/apt/*; \
+    fi
+# torch.txt: torch, its CUDA libraries, Triton. torch-cpu.txt: the fewest of them that still import.
+ARG TORCH=torch.txt
+COPY requirements/${TORCH} /opt/requirements/torch.txt
+RUN --mount=type=secret,id=build_env --mount=type=secret,id=ca_bundle \
+    --mount=type=bind,from=tools,source=/opt/uv,target=/opt/uv \
+    --mount=type=cache,id=uv,target=/root/.cache/uv \
+    export PATH=/opt/uv:/opt/uv/bin:$PATH UV_CACHE_DIR=/root/.cache/uv UV_LINK_MODE=copy \
+           UV_COMPILE_BYTECODE=1 UV_PYTHON_DOWNLOADS=never \
+ && uv venv -q --python python3 /opt/venv \
+ && with-build-env uv pip install -q --python /opt/venv/bin/python --no-deps \
+      -r /opt/requirements/torch.txt \
+ && echo /opt/outrider > "$(/opt/venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/outrider.pth"
+COPY requirements/runtime.txt /opt/requirements/
+RUN --mount=type=secret,id=build_env --mount=type=secret,id=ca_bundle \
+    --mount=type=bind,from=tools,source=/opt/uv,target=/opt/uv \
+    --mount=type=cache,id=uv,target=/root/.cache/uv \
+    export PATH=/opt/uv:/opt/uv/bin:$PATH UV_CACHE_DIR=/root/.cache/uv UV_LINK_MODE=copy \
+           UV_COMPILE_BYTECODE=1 UV_PYTHON_DOWNLOADS=never \
+ && with-build-env uv pip install -q --python /opt/venv/bin/python --no-deps \
+      -r /opt/requirements/runtime.txt
+ENV NVIDIA_DRIVER_CAPABILITIES=compute,utility HF_HUB_OFFLINE=0 \
+    TRITON_CACHE_DIR=/var/cache/outrider/triton TORCHINDUCTOR_CACHE_DIR=/var/cache/outrider/inductor
+COPY --chmod=0755 runtime/outrider_runtime /opt/outrider/outrider_runtime
+USER 65532:65532
+ENTRYPOINT ["python", "-m", "outrider_runtime"]

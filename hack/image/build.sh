@@ -1,0 +1,33 @@
+#!/bin/sh
+# Build one image with buildah, as root, without a container engine or a daemon.
+# Usage: hack/image/build.sh operator|runtime [image] [more `buildah bud` arguments...]
+#   BASE        base image (default: the local one that base.sh makes)
+#   BUILD_ENV   shell file of exports for the builder (default: made from the host's pip, uv and proxy settings)
+#   CA_BUNDLE   PEM bundle for the builder (default: the host's)
+set -eu
+here=$(cd "$(dirname "$0")" && pwd)
+cd "$here/../.."
+target=$1 image=${2:-localhost/outrider-$1:dev}
+shift; [ $# -eq 0 ] || shift
+"$here/packages"
+if [ -z "${BASE:-}" ]; then
+  BASE=localhost/outrider-base:bookworm
+  "$here/base.sh" bookworm "$BASE"
+fi
+
+private=$(mktemp -d); trap 'rm -rf "$private"' EXIT        # mktemp -d: readable by its owner only
+if [ -z "${BUILD_ENV:-}" ]; then
+  BUILD_ENV=$private/build_env
+  "$here/build-env" > "$BUILD_ENV"
+fi
+if [ -z "${CA_BUNDLE:-}" ]; then
+  CA_BUNDLE=${PIP_CERT:-${SSL_CERT_FILE:-/etc/ssl/certs/ca-certificates.crt}}
+fi
+if [ ! -r "$CA_BUNDLE" ]; then
+  CA_BUNDLE=$private/no_ca_bundle; : > "$CA_BUNDLE"
+fi
+
+"$here/buildah" bud --isolation chroot --network host --layers --format oci --pull-never \
+  --ignorefile .dockerignore --build-arg BASE="$BASE" \
+  --secret id=build_env,src="$BUILD_ENV" --secret id=ca_bundle,src="$CA_BUNDLE" \
+  --target "$target" -t "$image" "$@" .
