@@ -1,0 +1,1 @@
+"""Outrider's operator: reconciles SpeculativeModel objects into pods that serve with speculative decoding."""

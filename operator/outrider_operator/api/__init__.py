@@ -1,0 +1,1 @@
+"""The SpeculativeModel API: what users type and read. `crds/` is generated from it."""
