@@ -1,0 +1,61 @@
+"""The speculation policy as pods receive it, and the operator's own memory beside it in ConfigMap NAME-policy."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from outrider_operator.api.reasons import SpeculationState
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Body of PUT /v1/speculation (tests/contract). Equal content has equal `revision`."""
+
+    mode: str
+    state: SpeculationState  # Active, Suspended or Disabled
+    reason: str  # a Reason, empty while Active
+    num_speculative_tokens: int
+    min_acceptance_percent: int | None
+    revision: str = ""
+
+    def sealed(self) -> Policy:
+        """The same with `revision` set to the hash of the content."""
+        content = json.dumps({**asdict(self), "revision": ""}, sort_keys=True)
+        return replace(self, revision=hashlib.sha256(content.encode()).hexdigest()[:8])
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "revision": self.revision,
+            "mode": self.mode,
+            "state": str(self.state),
+            "reason": self.reason,
+            "numSpeculativeTokens": self.num_speculative_tokens,
+            "minAcceptancePercent": self.min_acceptance_percent,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What must survive a restart of the operator. Times are seconds since the epoch, 0 for never."""
+
+    state: SpeculationState = SpeculationState.ACTIVE
+    reason: str = ""
+    since: float = 0.0
+    attempts: int = 0  # pauses for low acceptance since it last passed
+    retry_at: float = 0.0  # end of the current pause
+    spec_hash: str = ""  # of mode, method and draft: a change starts over
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Memory:
+        """Unknown keys are ignored and missing ones take their defaults, so that versions can read each other's."""
+        known = {k: data[k] for k in cls.__dataclass_fields__ if k in data}
+        if "state" in known:
+            known["state"] = SpeculationState(known["state"])
+        return cls(**known)
