@@ -74,7 +74,7 @@ RUN --mount=type=secret,id=build_env --mount=type=secret,id=ca_bundle \
            UV_COMPILE_BYTECODE=1 UV_PYTHON_DOWNLOADS=never \
  && with-build-env uv pip install -q --python /opt/venv/bin/python --no-deps \
       -r /opt/requirements/runtime.txt
-ENV NVIDIA_DRIVER_CAPABILITIES=compute,utility HF_HUB_OFFLINE=0 \
+ENV NVIDIA_DRIVER_CAPABILITIES=compute,utility \
     TRITON_CACHE_DIR=/var/cache/outrider/triton TORCHINDUCTOR_CACHE_DIR=/var/cache/outrider/inductor
 COPY --chmod=0755 runtime/outrider_runtime /opt/outrider/outrider_runtime
 USER 65532:65532

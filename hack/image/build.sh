@@ -3,6 +3,7 @@
 # Usage: hack/image/build.sh operator|runtime [image] [more `buildah bud` arguments...]
 #   BASE        base image (default: the local one that base.sh makes)
 #   BUILD_ENV   shell file of exports for the builder (default: made from the host's pip, uv and proxy settings)
+#   TORCH       torch.txt or torch-cpu.txt, runtime only (default: what this machine can use)
 #   CA_BUNDLE   PEM bundle for the builder (default: the host's)
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
@@ -10,6 +11,7 @@ cd "$here/../.."
 target=$1 image=${2:-localhost/outrider-$1:dev}
 shift; [ $# -eq 0 ] || shift
 "$here/packages"
+. "$here/torch-set"
 if [ -z "${BASE:-}" ]; then
   BASE=localhost/outrider-base:bookworm
   "$here/base.sh" bookworm "$BASE"
@@ -28,6 +30,6 @@ if [ ! -r "$CA_BUNDLE" ]; then
 fi
 
 "$here/buildah" bud --isolation chroot --network host --layers --format oci --pull-never \
-  --ignorefile .dockerignore --build-arg BASE="$BASE" \
+  --ignorefile .dockerignore --build-arg BASE="$BASE" --build-arg TORCH="$TORCH" \
   --secret id=build_env,src="$BUILD_ENV" --secret id=ca_bundle,src="$CA_BUNDLE" \
   --target "$target" -t "$image" "$@" .

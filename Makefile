@@ -1,0 +1,51 @@
+# Everything a developer types. Each target is one line of real work; state and caches live under
+# OUTRIDER_HOME (default ~/.cache/outrider), so several clones share them.
+export OUTRIDER_HOME ?= $(HOME)/.cache/outrider
+export PYTHONPATH := operator:runtime
+PYTHON ?= python3
+VENV := $(OUTRIDER_HOME)/venv/bin
+CLUSTER ?= local
+export CLUSTER
+
+.DEFAULT_GOAL := help
+.PHONY: help venv lint test test-unit test-runtime test-cluster test-e2e demo down images crds lock \
+        soak bench-operator clean
+
+help:            ## this list
+	@sed -n 's/^\([a-z0-9 -]*\):.*## /  make \1\t/p' Makefile | expand -t 60
+
+demo: venv       ## cluster, images, model, one question answered speculatively, and the story in status
+	@$(VENV)/python -m hack.demo
+
+down:            ## remove the local cluster; images, models and caches stay
+	@hack/cluster/cluster down
+
+test:            ## everything, from a fresh machine on; one closing line
+	@$(PYTHON) hack/run_tests.py
+
+test-unit test-runtime test-cluster test-e2e: ## one part of it
+	@$(PYTHON) hack/run_tests.py $(@:test-%=%)
+
+lint:            ## ruff, mypy --strict, import-linter
+	@$(PYTHON) hack/run_tests.py lint
+
+soak: venv       ## the long tests: 1,000 objects, many restarts
+	@$(VENV)/python -m pytest -m soak --timeout 3600 tests
+
+bench-operator: venv ## create and reconcile 1,000 objects on a real API server
+	@$(VENV)/python benchmarks/operator_scale.py
+
+venv:            ## the development environment, made once for all clones
+	@hack/venv
+
+images:          ## both container images, by buildah
+	@hack/image/build.sh operator && hack/image/build.sh runtime
+
+crds: venv       ## regenerate crds/ from the pydantic models
+	@$(VENV)/python -m outrider_operator.api.crd
+
+lock: venv       ## refresh requirements/ from pyproject.toml
+	@hack/image/lock.sh --upgrade
+
+clean:           ## build leftovers of this clone
+	@find . -name __pycache__ -prune -exec rm -rf {} + ; rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,150 @@
+"""Run the tests, all of them or the parts named, and close with one line that sums them up.
+
+Each part has a time budget: it is printed beside what the part took, and a part that takes more than
+twice its budget fails even when its tests pass. Making ready what a part needs (the environment, the
+cluster's binary, images) is timed and printed too, but is nobody's budget: it is long only once.
+
+Standard library only: this file runs before the development environment exists.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from xml.etree import ElementTree
+
+ROOT = Path(__file__).resolve().parent.parent
+HOME = Path(os.environ.get("OUTRIDER_HOME", "~/.cache/outrider")).expanduser()
+BIN = HOME / "venv/bin"
+CLUSTER = ROOT / "hack/cluster/cluster"
+
+LINTERS = (
+    (BIN / "ruff", "check", "."),
+    (BIN / "ruff", "format", "--check", "."),
+    (BIN / "mypy",),
+    (BIN / "lint-imports",),
+)
+
+
+@dataclass(frozen=True)
+class Part:
+    """One share of the suite. `budget` in seconds; `needs` are commands, run in order before the clock starts."""
+
+    name: str
+    budget: float
+    paths: tuple[str, ...] = ()
+    needs: tuple[tuple[str | Path, ...], ...] = ()
+
+
+@dataclass(frozen=True)
+class Count:
+    """Tests by outcome."""
+
+    passed: int = 0
+    failed: int = 0
+    skipped: int = 0
+
+    def __add__(self, other: Count) -> Count:
+        return Count(self.passed + other.passed, self.failed + other.failed, self.skipped + other.skipped)
+
+    def __str__(self) -> str:
+        return f"{self.passed} passed, {self.failed} failed, {self.skipped} skipped"
+
+
+PARTS = (
+    Part("lint", 60),
+    Part("unit", 120, ("tests/operator", "tests/contract", "tests/hack")),
+    Part("runtime", 300, ("tests/runtime",), ((BIN / "python", "hack/demo_models.py"),)),
+    Part("cluster", 120, ("tests/cluster",), ((CLUSTER, "build"),)),
+    Part("e2e", 240, ("tests/e2e",), ((CLUSTER, "build"), (BIN / "python", "-m", "hack.demo", "prepare"))),
+)
+
+
+def main(names: list[str]) -> int:
+    if unknown := set(names) - {part.name for part in PARTS}:
+        print(f"no such part: {', '.join(sorted(unknown))}; there are {', '.join(p.name for p in PARTS)}")
+        return 2
+    parts = [part for part in PARTS if not names or part.name in names]
+    if any((CLUSTER, "build") in part.needs for part in parts):
+        # Minutes of compiling on a new machine: it goes on beside the parts that need no cluster.
+        subprocess.run([CLUSTER, "packages"], cwd=ROOT, check=True)
+        subprocess.run([CLUSTER, "build", "--background"], cwd=ROOT, check=True)
+    prepare("environment", ((ROOT / "hack/venv",),))
+
+    total, lines = Count(), []
+    for part in parts:
+        count, line = run(part)
+        total += count
+        lines.append(line)
+        print(line, flush=True)
+    if len(parts) > 1:
+        print("\n" + "\n".join(lines))
+    print(total)
+    return 1 if total.failed else 0
+
+
+def run(part: Part) -> tuple[Count, str]:
+    """What came of one part, and the line that says so."""
+    print(f"\n=== {part.name} ===", flush=True)
+    if not prepare(part.name, part.needs):
+        return Count(failed=1), f"{part.name:<8} not run: see the command that failed above"
+    start = time.monotonic()
+    count = tests(part) if part.paths else lint()
+    took = time.monotonic() - start
+    late = took > 2 * part.budget
+    line = f"{part.name:<8} {took:4.0f} s of {part.budget:.0f} s: {count}"
+    return count + Count(failed=int(late)), line + (" and TOO SLOW: over twice its budget" if late else "")
+
+
+def prepare(name: str, commands: tuple[tuple[str | Path, ...], ...]) -> bool:
+    """Run commands until one fails; false then."""
+    for command in commands:
+        start = time.monotonic()
+        if subprocess.run(command, cwd=ROOT, check=False).returncode:
+            print(f"{name}: {shown(command)} failed", flush=True)
+            return False
+        if (took := time.monotonic() - start) > 1:
+            print(f"{name}: {shown(command)} took {took:.0f} s", flush=True)
+    return True
+
+
+def lint() -> Count:
+    outcomes = [subprocess.run(command, cwd=ROOT, check=False).returncode == 0 for command in LINTERS]
+    return Count(passed=outcomes.count(True), failed=outcomes.count(False))
+
+
+def tests(part: Part) -> Count:
+    """Run pytest over the part's folders that exist."""
+    paths = [path for path in part.paths if (ROOT / path).is_dir()]
+    with tempfile.TemporaryDirectory() as scratch:
+        report = Path(scratch) / "report.xml"
+        pytest = (BIN / "python", "-m", "pytest", "-q", "-m", "not soak and not gpu", "--junitxml", report)
+        code = subprocess.run((*pytest, *paths), cwd=ROOT, check=False).returncode
+        count = read(report) if report.exists() else Count()
+    # A crash, an internal error and "no tests ran" leave no failure in the report but a code.
+    return count if count.failed or not code else count + Count(failed=1)
+
+
+def read(report: Path) -> Count:
+    """Sum a junit report; an error in a fixture counts as a failure."""
+    suites = ElementTree.parse(report).getroot().iter("testsuite")
+    total = Count()
+    for suite in suites:
+        tests, failed, errors, skipped = (
+            int(suite.get(k, 0)) for k in ("tests", "failures", "errors", "skipped")
+        )
+        total += Count(tests - failed - errors - skipped, failed + errors, skipped)
+    return total
+
+
+def shown(command: tuple[str | Path, ...]) -> str:
+    return " ".join(str(word).removeprefix(f"{ROOT}/") for word in command)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
