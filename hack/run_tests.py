@@ -33,7 +33,7 @@ LINTERS = (
 
 @dataclass(frozen=True)
 class Part:
-    """One share of the suite. `budget` in seconds; `needs` are commands, run in order before the clock starts."""
+    """One share of the suite. `budget` in seconds; `needs` are commands that run before the clock starts."""
 
     name: str
     budget: float
@@ -94,7 +94,7 @@ def run(part: Part) -> tuple[Count, str]:
     if not prepare(part.name, part.needs):
         return Count(failed=1), f"{part.name:<8} not run: see the command that failed above"
     start = time.monotonic()
-    count = tests(part) if part.paths else lint()
+    count = pytest(part) if part.paths else lint()
     took = time.monotonic() - start
     late = took > 2 * part.budget
     line = f"{part.name:<8} {took:4.0f} s of {part.budget:.0f} s: {count}"
@@ -118,13 +118,13 @@ def lint() -> Count:
     return Count(passed=outcomes.count(True), failed=outcomes.count(False))
 
 
-def tests(part: Part) -> Count:
+def pytest(part: Part) -> Count:
     """Run pytest over the part's folders that exist."""
     paths = [path for path in part.paths if (ROOT / path).is_dir()]
     with tempfile.TemporaryDirectory() as scratch:
         report = Path(scratch) / "report.xml"
-        pytest = (BIN / "python", "-m", "pytest", "-q", "-m", "not soak and not gpu", "--junitxml", report)
-        code = subprocess.run((*pytest, *paths), cwd=ROOT, check=False).returncode
+        command = (BIN / "python", "-m", "pytest", "-q", "-m", "not soak and not gpu", "--junitxml", report)
+        code = subprocess.run((*command, *paths), cwd=ROOT, check=False).returncode
         count = read(report) if report.exists() else Count()
     # A crash, an internal error and "no tests ran" leave no failure in the report but a code.
     return count if count.failed or not code else count + Count(failed=1)
@@ -132,13 +132,12 @@ def tests(part: Part) -> Count:
 
 def read(report: Path) -> Count:
     """Sum a junit report; an error in a fixture counts as a failure."""
-    suites = ElementTree.parse(report).getroot().iter("testsuite")
     total = Count()
-    for suite in suites:
-        tests, failed, errors, skipped = (
-            int(suite.get(k, 0)) for k in ("tests", "failures", "errors", "skipped")
+    for suite in ElementTree.parse(report).getroot().iter("testsuite"):
+        tests, failures, errors, skipped = (
+            int(suite.get(name, 0)) for name in ("tests", "failures", "errors", "skipped")
         )
-        total += Count(tests - failed - errors - skipped, failed + errors, skipped)
+        total += Count(tests - failures - errors - skipped, failures + errors, skipped)
     return total
 
 

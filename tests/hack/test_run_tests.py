@@ -1,0 +1,58 @@
+"""The closing line must be true: it is what a reader, and continuous integration, goes by."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import run_tests
+from run_tests import Count, Part
+
+REPORT = """<testsuites><testsuite tests="9" failures="2" errors="1" skipped="1"/></testsuites>"""
+
+
+def test_an_error_in_a_fixture_counts_as_a_failure(tmp_path: Path) -> None:
+    report = tmp_path / "report.xml"
+    report.write_text(REPORT)
+    assert run_tests.read(report) == Count(passed=5, failed=3, skipped=1)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "failed"), [(9.0, 0), (20.0, 0), (20.5, 1)], ids=["within", "at twice", "over twice"]
+)
+def test_a_part_fails_when_it_takes_more_than_twice_its_budget(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, failed: int
+) -> None:
+    clock = iter([100.0, 100.0 + seconds])
+    monkeypatch.setattr(run_tests.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(run_tests, "pytest", lambda part: Count(passed=3))
+    count, line = run_tests.run(Part("some", budget=10, paths=("tests",)))
+    assert count == Count(passed=3, failed=failed)
+    assert ("TOO SLOW" in line) == bool(failed)
+
+
+def test_a_part_whose_preparation_fails_does_not_run_and_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(run_tests, "pytest", lambda part: pytest.fail("the part ran"))
+    count, line = run_tests.run(Part("some", budget=10, paths=("tests",), needs=(("false",), ("true",))))
+    assert count == Count(failed=1)
+    assert "not run" in line
+
+
+def test_a_run_that_collects_no_test_is_a_failure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    class Ended:
+        returncode = 5
+
+    monkeypatch.setattr(run_tests.subprocess, "run", lambda *args, **kwargs: Ended)
+    assert run_tests.pytest(Part("some", budget=10, paths=(str(tmp_path),))) == Count(failed=1)
+
+
+def test_a_part_that_does_not_exist_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_tests.main(["units"]) == 2
+    assert "units" in capsys.readouterr().out
+
+
+def test_the_closing_line_stands_alone_and_names_all_three_counts() -> None:
+    assert str(Count(12, 0, 3)) == "12 passed, 0 failed, 3 skipped"
