@@ -1,0 +1,1 @@
+"""The paged KV cache: blocks, who refers to them, and which prefixes they hold."""

@@ -1,0 +1,1 @@
+"""From logits to tokens: parameters, the pipeline, and its counter-based noise."""

@@ -1,0 +1,1 @@
+"""The HTTP side: OpenAI API, streaming, admin port. Imports no torch."""

@@ -1,0 +1,1 @@
+"""Drafting and verification: proposers, the one verification rule, draft length."""
