@@ -6,9 +6,9 @@ import re
 from enum import StrEnum
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, Strict
 
-from outrider_operator.api.schema import ApiModel, Rule
+from outrider_operator.api.schema import ApiModel, ListMap, Rule
 
 GROUP = "outrider.dev"
 VERSION = "v1alpha1"
@@ -20,18 +20,42 @@ PLURAL = "speculativemodels"
 CAPTURE_TIERS = (4, 8, 16)
 
 FreeObject = dict[str, Any]
-Quantity = int | str
-Name = Annotated[str, Field(min_length=1, max_length=253)]
+Name = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")]
+DataKey = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[-._a-zA-Z0-9]+$")]
+EnvName = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[-._a-zA-Z][-._a-zA-Z0-9]*$")]
+Timestamp = Annotated[str, Field(json_schema_extra={"format": "date-time"})]
+Quantity = (
+    Annotated[int, Field(ge=0)]
+    | Annotated[
+        str,
+        Field(
+            max_length=64,
+            pattern=r"^([0-9]+(\.[0-9]*)?|\.[0-9]+)([numkMGTPE]|[KMGTPE]i|[eE][-+]?[0-9]+)?$",
+        ),
+    ]
+)
+CountOrPercent = (
+    Annotated[int, Field(ge=0, le=10000)] | Annotated[str, Field(max_length=4, pattern=r"^(0|[1-9][0-9]{0,2})%$")]
+)
 
-_URI = re.compile(r"^(hf://[^/\s]+/[^/\s]+|pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[^\s]+)$")
-_URI_CEL = r"self.uri.matches('^(hf://[^/\\s]+/[^/\\s]+|pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[^\\s]+)$')"
+_URI = r"^(hf://[^/\s]+/[^/\s]+|pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[^\s]+)$"
+_DOTS = r"/[.][.](/|$)"
+_OBJECT_NAME = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
+_NAME_LIMIT = 52  # leaves room for what Kubernetes and the operator append to it in 63 characters
 
 
-def _uri_rule(field: str) -> Rule:
-    return Rule(
-        _URI_CEL,
-        f"{field}.uri must be hf://ORGANISATION/NAME or pvc://CLAIM/PATH",
-        lambda source: _URI.match(source.uri) is not None,
+def _source_rules(field: str) -> tuple[Rule, ...]:
+    return (
+        Rule(
+            f"self.uri.matches(r'{_URI}') && !self.uri.matches(r'{_DOTS}')",
+            f"{field}.uri must be hf://ORGANISATION/NAME or pvc://CLAIM/PATH, without '..' in it",
+            lambda source: re.fullmatch(_URI, source.uri) is not None and re.search(_DOTS, source.uri) is None,
+        ),
+        Rule(
+            "!has(self.revision) || self.uri.startsWith('hf://')",
+            f"{field}.revision goes with hf:// only: remove it",
+            lambda source: source.revision is None or source.uri.startswith("hf://"),
+        ),
     )
 
 
@@ -62,13 +86,13 @@ class SecretKey(ApiModel):
     """A key of a Secret in the object's namespace."""
 
     name: Name = Field(description="Name of the Secret.")
-    key: Name = Field(description="Key in the Secret's data.")
+    key: DataKey = Field(description="Key in the Secret's data.")
 
 
 class ModelSource(ApiModel):
     """The target model: what is served."""
 
-    RULES: ClassVar[tuple[Rule, ...]] = (_uri_rule("model"),)
+    RULES: ClassVar[tuple[Rule, ...]] = _source_rules("model")
 
     uri: str = Field(
         min_length=1,
@@ -93,16 +117,14 @@ class ModelSource(ApiModel):
 class DraftSource(ApiModel):
     """The draft model. Its tokenizer must be the target's."""
 
-    RULES: ClassVar[tuple[Rule, ...]] = (_uri_rule("draft"),)
+    RULES: ClassVar[tuple[Rule, ...]] = _source_rules("draft")
 
     uri: str = Field(
         min_length=1,
         max_length=1024,
         description="Where the weights are: hf://ORGANISATION/NAME or pvc://CLAIM/PATH.",
     )
-    revision: str | None = Field(
-        None, min_length=1, max_length=256, description="Branch, tag or commit, for hf."
-    )
+    revision: str | None = Field(None, min_length=1, max_length=256, description="Branch, tag or commit, for hf.")
 
 
 class Saturation(ApiModel):
@@ -161,12 +183,12 @@ class SpeculativeDecoding(ApiModel):
         ),
     )
 
-    mode: Mode = Field(
+    mode: Annotated[Mode, Strict(False)] = Field(
         Mode.AUTO,
         description="Auto: adaptive length, suspended at saturation or low acceptance. Enabled: always "
         "numSpeculativeTokens, never suspended. Disabled: plain decoding. A change restarts nothing.",
     )
-    method: Method | None = Field(
+    method: Annotated[Method, Strict(False)] | None = Field(
         None, description="How tokens are drafted. Default: DraftModel when draft is given, else NGram."
     )
     draft: DraftSource | None = Field(
@@ -201,8 +223,8 @@ class EnvVar(ApiModel):
         ),
     )
 
-    name: Name
-    value: str | None = Field(None, max_length=32768)
+    name: EnvName = Field(description="Name of the variable.")
+    value: str | None = Field(None, max_length=32768, description="Its value.")
     value_from: FreeObject | None = Field(None, description="As in core/v1 EnvVarSource.")
 
 
@@ -212,28 +234,30 @@ class Engine(ApiModel):
     image: str | None = Field(
         None, min_length=1, max_length=512, description="Overrides the operator's default runtime image."
     )
-    device: Device = Field(
+    device: Annotated[Device, Strict(False)] = Field(
         Device.CUDA,
         description="CUDA asks for one nvidia.com/gpu per tensor-parallel rank unless resources says otherwise.",
     )
     tensor_parallel_size: int = Field(1, ge=1, le=64, description="GPUs one replica is spread over.")
-    dtype: DType = Field(DType.AUTO, description="Type of weights and KV cache. Auto: the checkpoint's own.")
+    dtype: Annotated[DType, Strict(False)] = Field(
+        DType.AUTO, description="Type of weights and KV cache. Auto: the checkpoint's own."
+    )
     max_model_length: int | None = Field(
         None,
         ge=1,
         le=16777216,
         description="Longest prompt plus completion, in tokens. Default: the model's.",
     )
-    max_concurrency: int = Field(
-        256, ge=1, le=65536, description="Most requests that run at once in one replica."
-    )
+    max_concurrency: int = Field(256, ge=1, le=65536, description="Most requests that run at once in one replica.")
     memory_utilization_percent: int = Field(
         90, ge=1, le=99, description="Share of the device's memory for weights, KV cache and graphs."
     )
     extra_args: list[Annotated[str, Field(max_length=4096)]] = Field(
         default_factory=list, max_length=64, description="Further arguments of the runtime's command line."
     )
-    env: list[EnvVar] = Field(default_factory=list, max_length=128)
+    env: Annotated[list[EnvVar], ListMap("name")] = Field(
+        default_factory=list, max_length=128, description="Further environment variables of the runtime."
+    )
     api_key_secret_ref: SecretKey | None = Field(
         None, description="Key that clients of the OpenAI API must send as a bearer token."
     )
@@ -250,8 +274,8 @@ class Autoscaling(ApiModel):
         ),
     )
 
-    min_replicas: int = Field(1, ge=1, le=10000)
-    max_replicas: int = Field(ge=1, le=10000)
+    min_replicas: int = Field(1, ge=1, le=10000, description="Fewest replicas.")
+    max_replicas: int = Field(ge=1, le=10000, description="Most replicas.")
     target_concurrency: int = Field(
         ge=1, le=65536, description="In-flight requests (running and waiting) per replica to aim at."
     )
@@ -264,7 +288,9 @@ class Autoscaling(ApiModel):
 
 
 class EmptyDirCache(ApiModel):
-    size_limit: Quantity | None = None
+    """Downloads go to the node's disk and are gone with the pod."""
+
+    size_limit: Quantity | None = Field(None, description="Most the cache may take. Default: no limit.")
 
 
 class Cache(ApiModel):
@@ -282,7 +308,8 @@ class Cache(ApiModel):
             lambda c: c.size is not None or (c.storage_class_name is None and c.retain is None),
         ),
         Rule(
-            "has(self.claimName) == has(oldSelf.claimName) && (!has(self.claimName) || self.claimName == oldSelf.claimName)"
+            "has(self.claimName) == has(oldSelf.claimName)"
+            " && (!has(self.claimName) || self.claimName == oldSelf.claimName)"
             " && has(self.emptyDir) == has(oldSelf.emptyDir)"
             " && has(self.storageClassName) == has(oldSelf.storageClassName)"
             " && (!has(self.storageClassName) || self.storageClassName == oldSelf.storageClassName)",
@@ -293,7 +320,7 @@ class Cache(ApiModel):
 
     claim_name: Name | None = Field(None, description="An existing PersistentVolumeClaim.")
     size: Quantity | None = Field(None, description="Size of a claim NAME-cache that the operator owns.")
-    storage_class_name: Name | None = None
+    storage_class_name: Name | None = Field(None, description="StorageClass of the claim. Default: the cluster's.")
     retain: bool | None = Field(
         None, description="Keep the claim NAME-cache when the object is deleted. Default: true."
     )
@@ -303,26 +330,32 @@ class Cache(ApiModel):
 class Resources(ApiModel):
     """As in core/v1 ResourceRequirements."""
 
-    requests: dict[str, Quantity] = Field(default_factory=dict, max_length=64)
-    limits: dict[str, Quantity] = Field(default_factory=dict, max_length=64)
+    requests: dict[str, Quantity] = Field(
+        default_factory=dict, max_length=64, description="What a pod is scheduled for."
+    )
+    limits: dict[str, Quantity] = Field(default_factory=dict, max_length=64, description="What a pod may use at most.")
 
 
 class Toleration(ApiModel):
     """As in core/v1."""
 
-    key: str | None = Field(None, max_length=512)
-    operator: Literal["Exists", "Equal"] | None = None
-    value: str | None = Field(None, max_length=512)
-    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
-    toleration_seconds: int | None = None
+    key: str | None = Field(None, max_length=512, description="The taint's key; absent with Exists: any.")
+    operator: Literal["Exists", "Equal"] | None = Field(None, description="How value is compared. Default: Equal.")
+    value: str | None = Field(None, max_length=512, description="The taint's value.")
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = Field(
+        None, description="The taint's effect; absent: any."
+    )
+    toleration_seconds: int | None = Field(None, description="How long a NoExecute taint is tolerated.")
 
 
 class LocalObjectReference(ApiModel):
-    name: Name
+    """An object of the same namespace."""
+
+    name: Name = Field(description="Its name.")
 
 
-def _zero(value: Quantity | None) -> bool:
-    return value in (0, "0", "0%")
+def _zero(value: int | str | None) -> bool:
+    return value in (0, "0%")
 
 
 class Rollout(ApiModel):
@@ -337,15 +370,13 @@ class Rollout(ApiModel):
         ),
     )
 
-    max_surge: Quantity | None = Field(
+    max_surge: CountOrPercent | None = Field(
         None, description="Pods above the desired number, a count or a percentage."
     )
-    max_unavailable: Quantity | None = Field(
+    max_unavailable: CountOrPercent | None = Field(
         None, description="Pods below the desired number, a count or a percentage."
     )
-    drain_timeout_seconds: int = Field(
-        60, ge=0, le=86400, description="How long streams may run on in a leaving pod."
-    )
+    drain_timeout_seconds: int = Field(60, ge=0, le=86400, description="How long streams may run on in a leaving pod.")
     progress_deadline_seconds: int = Field(
         1800,
         ge=30,
@@ -353,23 +384,33 @@ class Rollout(ApiModel):
         description="How long a rollout may make no progress before the object is Stalled.",
     )
 
-    @field_validator("max_surge", "max_unavailable")
-    @classmethod
-    def _count_or_percentage(cls, value: Quantity | None) -> Quantity | None:
-        valid = value is None or (
-            re.fullmatch(r"[0-9]{1,3}%", value) is not None if isinstance(value, str) else 0 <= value <= 10000
-        )
-        if not valid:
-            raise ValueError(f"must be a count of pods or a percentage such as 25%, not {value!r}")
-        return value
-
 
 class SpeculativeModelSpec(ApiModel):
+    """What is served, how, and by how many."""
+
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
             "!has(self.autoscaling) || self.autoscaling.targetConcurrency <= self.engine.maxConcurrency",
             "autoscaling.targetConcurrency must not be above engine.maxConcurrency: it could never be reached",
             lambda s: s.autoscaling is None or s.autoscaling.target_concurrency <= s.engine.max_concurrency,
+        ),
+        Rule(
+            "self.engine.device != 'CUDA' || has(self.rollout.maxSurge) || !has(self.rollout.maxUnavailable)"
+            " || !(string(self.rollout.maxUnavailable) in ['0', '0%'])",
+            "rollout.maxUnavailable 0 needs rollout.maxSurge of at least 1: with engine.device CUDA its default is 0",
+            lambda s: (
+                not (
+                    s.engine.device is Device.CUDA and s.rollout.max_surge is None and _zero(s.rollout.max_unavailable)
+                )
+            ),
+        ),
+        Rule(
+            "self.engine.device != 'CPU' || has(self.rollout.maxUnavailable) || !has(self.rollout.maxSurge)"
+            " || !(string(self.rollout.maxSurge) in ['0', '0%'])",
+            "rollout.maxSurge 0 needs rollout.maxUnavailable of at least 1: with engine.device CPU its default is 0",
+            lambda s: (
+                not (s.engine.device is Device.CPU and s.rollout.max_unavailable is None and _zero(s.rollout.max_surge))
+            ),
         ),
         Rule(
             "has(self.cache) == has(oldSelf.cache)",
@@ -387,19 +428,26 @@ class SpeculativeModelSpec(ApiModel):
         le=10000,
         description="Number of pods; an HPA or KEDA may own it through /scale. Ignored with autoscaling.",
     )
-    autoscaling: Autoscaling | None = None
+    autoscaling: Autoscaling | None = Field(None, description="Replicas by in-flight requests.")
     cache: Cache | None = Field(None, description="Where downloads go. Default: an emptyDir.")
     resources: Resources = Field(default_factory=Resources)
-    node_selector: dict[str, str] = Field(default_factory=dict, max_length=64)
-    tolerations: list[Toleration] = Field(default_factory=list, max_length=64)
+    node_selector: dict[str, str] = Field(
+        default_factory=dict,
+        max_length=64,
+        description="As in core/v1.",
+        json_schema_extra={"x-kubernetes-map-type": "atomic"},
+    )
+    tolerations: list[Toleration] = Field(default_factory=list, max_length=64, description="As in core/v1.")
     affinity: FreeObject | None = Field(None, description="As in core/v1.")
     topology_spread_constraints: list[FreeObject] = Field(
         default_factory=list, max_length=16, description="As in core/v1."
     )
-    priority_class_name: Name | None = None
-    runtime_class_name: Name | None = None
-    service_account_name: Name | None = None
-    image_pull_secrets: list[LocalObjectReference] = Field(default_factory=list, max_length=16)
+    priority_class_name: Name | None = Field(None, description="As in core/v1.")
+    runtime_class_name: Name | None = Field(None, description="As in core/v1.")
+    service_account_name: Name | None = Field(None, description="As in core/v1; its token is not mounted.")
+    image_pull_secrets: Annotated[list[LocalObjectReference], ListMap("name")] = Field(
+        default_factory=list, max_length=16, description="As in core/v1."
+    )
     pod_template: FreeObject | None = Field(
         None,
         description="Merged over the rendered pod template: containers, initContainers, env and volumes by name, "
@@ -415,67 +463,110 @@ class SpeculativeModelSpec(ApiModel):
 class Condition(ApiModel):
     """As in meta/v1."""
 
-    type: str
+    type: str = Field(max_length=316, description="What it is about.")
     status: Literal["True", "False", "Unknown"]
-    observed_generation: int | None = None
-    last_transition_time: str
-    reason: str
-    message: str = ""
+    observed_generation: int | None = Field(None, description="The metadata.generation it was computed from.")
+    last_transition_time: Timestamp = Field(description="When status last changed.")
+    reason: str = Field(max_length=1024, description="Why, in one CamelCase word.")
+    message: str = Field("", max_length=32768, description="Why, in a sentence that says what to change.")
 
 
 class ModelStatus(ApiModel):
-    resolved_revision: str | None = None
-    parameters: int | None = None
-    dtype: str | None = None
+    """The target as the runtimes loaded it."""
+
+    resolved_revision: str | None = Field(None, description="The commit, for hf.")
+    parameters: int | None = Field(None, description="Number of weights.")
+    dtype: str | None = Field(None, description="Type of the weights in use.")
 
 
 class DraftStatus(ApiModel):
-    resolved_revision: str | None = None
-    parameters: int | None = None
+    """The draft as the runtimes loaded it."""
+
+    resolved_revision: str | None = Field(None, description="The commit, for hf.")
+    parameters: int | None = Field(None, description="Number of weights.")
 
 
 class SpeculativeDecodingStatus(ApiModel):
-    state: Literal["Active", "Suspended", "Disabled", "Unavailable"] | None = None
-    reason: str | None = None
-    effective_tokens: str | None = Field(
-        None, description="Mean tokens drafted per request and step, such as 2.6."
+    """Whether tokens are drafted, and what it brings."""
+
+    state: Literal["Active", "Suspended", "Disabled", "Unavailable"] | None = Field(
+        None, description="The operator's decision. A runtime that drafts nothing for a moment leaves it Active."
     )
-    acceptance_percent: int | None = Field(
-        None, description="Accepted of the drafted tokens over the last minute."
-    )
-    accepted_length: str | None = Field(
-        None, description="Mean tokens per verification, the target's own included."
-    )
+    reason: str | None = Field(None, description="Why, in one CamelCase word.")
+    method: str | None = Field(None, description="How tokens are drafted.")
+    effective_tokens: str | None = Field(None, description="Mean tokens drafted per request and step, such as 2.6.")
+    acceptance_percent: int | None = Field(None, description="Accepted of the drafted tokens over the last minute.")
+    accepted_length: str | None = Field(None, description="Mean tokens per verification, the target's own included.")
     speedup: str | None = Field(None, description="Tokens per second now over plain decoding, such as 2.31.")
     running_concurrency: str | None = Field(None, description="Mean running requests per ready replica.")
     break_even_concurrency: int | None = Field(
-        None, description="Running requests at which drafting no longer pays."
+        None, description="Running requests at which drafting no longer pays; absent when there is none."
     )
-    last_transition_time: str | None = None
+    last_transition_time: Timestamp | None = Field(None, description="When state last changed.")
 
 
 class ScalingDecision(ApiModel):
-    time: str
-    from_: int = Field(alias="from")
-    to: int
-    reason: str
+    """One change of the number of replicas."""
+
+    time: Timestamp
+    from_: int = Field(alias="from", description="Replicas before.")
+    to: int = Field(description="Replicas after.")
+    reason: str = Field(description="Why, in words.")
 
 
 class AutoscalingStatus(ApiModel):
-    last_scale_time: str | None = None
-    recent_decisions: list[ScalingDecision] = Field(default_factory=list, max_length=5)
+    """What autoscaling did."""
+
+    last_scale_time: Timestamp | None = Field(None, description="When the number of replicas last changed.")
+    recent_decisions: list[ScalingDecision] = Field(
+        default_factory=list, max_length=5, description="The last five changes."
+    )
 
 
 class SpeculativeModelStatus(ApiModel):
-    observed_generation: int | None = None
-    replicas: int | None = None
-    ready_replicas: int | None = None
-    updated_replicas: int | None = None
-    desired_replicas: int | None = None
+    """What the operator last saw and decided."""
+
+    observed_generation: int | None = Field(
+        None, description="The metadata.generation that the rest was computed from; -1 before the first look."
+    )
+    replicas: int | None = Field(None, description="Pods there are.")
+    ready_replicas: int | None = Field(None, description="Pods that serve.")
+    updated_replicas: int | None = Field(None, description="Pods of the newest template.")
+    desired_replicas: int | None = Field(None, description="Pods there should be.")
     selector: str | None = Field(None, description="For /scale: the label selector of the pods.")
-    url: str | None = None
+    url: str | None = Field(None, description="Where the OpenAI API is served inside the cluster.")
     model: ModelStatus | None = None
     draft: DraftStatus | None = None
     speculative_decoding: SpeculativeDecodingStatus | None = None
     autoscaling: AutoscalingStatus | None = None
-    conditions: list[Condition] = Field(default_factory=list, max_length=16)
+    conditions: Annotated[list[Condition], ListMap("type")] = Field(
+        default_factory=list, max_length=16, description="Ready sums them up; see the API reference for each."
+    )
+
+
+# -- the object ----------------------------------------------------------------------------------------------------
+
+
+def _nameable(model: SpeculativeModel) -> bool:
+    name = str(model.metadata.get("name", ""))
+    return len(name) <= _NAME_LIMIT and re.fullmatch(_OBJECT_NAME, name) is not None
+
+
+class SpeculativeModel(ApiModel):
+    """A language model served with speculative decoding: pods, an OpenAI-compatible Service, and a fleet that
+    scales with load and stops speculating while its batches are full."""
+
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            f"self.metadata.name.matches(r'{_OBJECT_NAME}') && size(self.metadata.name) <= {_NAME_LIMIT}",
+            "metadata.name must be lower-case letters, digits and '-', start with a letter, end with a letter or"
+            f" digit, and have at most {_NAME_LIMIT} characters: it becomes Service, label and pod names",
+            _nameable,
+        ),
+    )
+
+    api_version: str = Field(description=API_VERSION)
+    kind: str = Field(description=KIND)
+    metadata: FreeObject
+    spec: SpeculativeModelSpec
+    status: SpeculativeModelStatus = SpeculativeModelStatus(observed_generation=-1)
