@@ -109,7 +109,7 @@ class TokenDelta:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """Snapshot after a step. Counters only grow. `accepted_per_position[i]` counts drafts whose token i was accepted."""
+    """Snapshot after a step. Counters only grow. `accepted_per_position[i]` counts drafts whose token i stood."""
 
     running: int = 0
     waiting: int = 0
