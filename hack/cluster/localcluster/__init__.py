@@ -1,0 +1,1 @@
+"""A real one-node Kubernetes cluster, and its control plane alone, from this repository."""
