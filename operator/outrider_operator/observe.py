@@ -47,9 +47,7 @@ class Pod:
     deleting: bool
     phase: str
     unschedulable: str = ""  # message of PodScheduled=False
-    waiting_reason: str = (
-        ""  # of the container, or of an init container: ImagePullBackOff, CrashLoopBackOff, …
-    )
+    waiting_reason: str = ""  # of the container, or of an init container: ImagePullBackOff, CrashLoopBackOff, …
     waiting_message: str = ""
     exit_code: int | None = None  # of the last termination
     termination_reason: str = ""  # OOMKilled, Error, …
@@ -67,6 +65,7 @@ class Observed:
     wall: datetime  # UTC, for what is written into status
     conflicts: tuple[str, ...] = ()  # names we need that somebody else owns: "Service llama (owned by …)"
     apply_error: str = ""  # why the last apply failed, until one succeeds
+    status_written_at: float | None = None  # monotonic seconds; None when this process wrote none yet
 
     @property
     def deployment(self) -> Mapping[str, Any] | None:

@@ -12,6 +12,16 @@ from outrider_operator.fleet.policy import Memory, Policy
 
 
 @dataclass(frozen=True, slots=True)
+class Defaults:
+    """What the operator's settings decide for every model."""
+
+    runtime_image: str
+    network_policy: bool = False  # whether each model gets a NetworkPolicy
+    operator_namespace: str = "outrider-system"  # these two reach the admin port through it
+    monitoring_namespace: str = "monitoring"
+
+
+@dataclass(frozen=True, slots=True)
 class Event:
     """One transition, said once."""
 

@@ -56,6 +56,11 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """Samples of the pods that are ready now, oldest first, by pod name; as long as the longest window needs."""
+    """Samples by pod name, oldest first, as long as the longest window needs.
+
+    `samples` are of the pods that are ready now. `gone` are of pods that no longer are: what they carried within the
+    window still counts as past load, or a replaced pod would look like a fall in demand.
+    """
 
     samples: Mapping[str, tuple[Sample, ...]] = field(default_factory=dict)
+    gone: Mapping[str, tuple[Sample, ...]] = field(default_factory=dict)
