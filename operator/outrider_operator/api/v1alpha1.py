@@ -464,7 +464,7 @@ class Condition(ApiModel):
     """As in meta/v1."""
 
     type: str = Field(max_length=316, description="What it is about.")
-    status: Literal["True", "False", "Unknown"]
+    status: Literal["True", "False", "Unknown"] = Field(description="Whether it holds.")
     observed_generation: int | None = Field(None, description="The metadata.generation it was computed from.")
     last_transition_time: Timestamp = Field(description="When status last changed.")
     reason: str = Field(max_length=1024, description="Why, in one CamelCase word.")
@@ -508,7 +508,7 @@ class SpeculativeDecodingStatus(ApiModel):
 class ScalingDecision(ApiModel):
     """One change of the number of replicas."""
 
-    time: Timestamp
+    time: Timestamp = Field(description="When.")
     from_: int = Field(alias="from", description="Replicas before.")
     to: int = Field(description="Replicas after.")
     reason: str = Field(description="Why, in words.")
