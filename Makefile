@@ -1,11 +1,9 @@
 # Everything a developer types. Each target is one line of real work; state and caches live under
 # OUTRIDER_HOME (default ~/.cache/outrider), so several clones share them.
 export OUTRIDER_HOME ?= $(HOME)/.cache/outrider
-export PYTHONPATH := operator:runtime
+export PYTHONPATH := operator:runtime:hack:hack/cluster
 PYTHON ?= python3
 VENV := $(OUTRIDER_HOME)/venv/bin
-CLUSTER ?= local
-export CLUSTER
 
 .DEFAULT_GOAL := help
 .PHONY: help venv lint test test-unit test-runtime test-cluster test-e2e demo down images crds lock \
@@ -15,7 +13,7 @@ help:            ## this list
 	@sed -n 's/^\([a-z0-9 -]*\):.*## /  make \1\t/p' Makefile | expand -t 60
 
 demo: venv       ## cluster, images, model, one question answered speculatively, and the story in status
-	@$(VENV)/python -m hack.demo
+	@$(VENV)/python -m demo
 
 down:            ## remove the local cluster; images, models and caches stay
 	@hack/cluster/cluster down

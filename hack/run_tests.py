@@ -61,7 +61,7 @@ PARTS = (
     Part("unit", 120, ("tests/operator", "tests/contract", "tests/hack")),
     Part("runtime", 300, ("tests/runtime",), ((BIN / "python", "hack/demo_models.py"),)),
     Part("cluster", 120, ("tests/cluster",), ((CLUSTER, "build"),)),
-    Part("e2e", 240, ("tests/e2e",), ((CLUSTER, "build"), (BIN / "python", "-m", "hack.demo", "prepare"))),
+    Part("e2e", 240, ("tests/e2e",), ((CLUSTER, "build"), (BIN / "python", "-m", "demo", "prepare"))),
 )
 
 

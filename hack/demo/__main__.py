@@ -1,0 +1,164 @@
+"""The demo, in the order it is told. `python -m demo prepare` stops where the tests on the node begin."""
+
+from __future__ import annotations
+
+import sys
+import time
+from functools import partial
+
+from localcluster.progress import elapsed
+
+from . import chat, images, install, models
+from .chat import Answer
+from .cluster import Cluster, check_space, choose
+from .kubectl import Kubectl, is_true, stands_at
+from .load import Load
+from .steps import ROOT, StepError, step
+from .story import Story, speculation
+
+SAMPLES = ROOT / "manifests/samples"
+OBJECTS = {"demo": SAMPLES / "demo.yaml", "demo-ngram": SAMPLES / "demo-ngram.yaml"}
+IN_FLIGHT = 8  # requests of the load: twice the demo object's disableAtConcurrency
+KUBECTL = "hack/cluster/cluster kubectl"
+OPERATOR_LOGS = f"{KUBECTL} -n {install.NAMESPACE} logs {install.OPERATOR}"
+
+
+def main(arguments: list[str]) -> int:
+    began = time.monotonic()
+    cluster = choose()
+    prepare(cluster)
+    if arguments == ["prepare"]:
+        return 0
+    kubectl = cluster.kubectl
+    serve(cluster)
+    with cluster.reach(kubectl, "demo") as url, cluster.reach(kubectl, "demo-ngram") as ngram_url:
+        ask(url)
+        copy(ngram_url)
+        saturate(kubectl, url)
+    print(AFTERWORD.format(elapsed=elapsed(time.monotonic() - began)))
+    return 0
+
+
+def prepare(cluster: Cluster) -> None:
+    """Cluster, images, operator and model: everything a SpeculativeModel needs."""
+    with step("disk", ["df -h"]):
+        check_space()
+    with step("cluster", ["hack/cluster/cluster status", "the logs that the message names"]) as now:
+        cluster.up(now)
+        now.done("up: the node is Ready, Services and DNS answer")
+    with step("images", ["hack/image/buildah images", "df -h"]) as now:
+        images.bring(now, cluster)
+        now.done("built and on the node")
+    look_at = [
+        f"{KUBECTL} -n {install.NAMESPACE} describe pods",
+        f"{KUBECTL} -n {install.NAMESPACE} logs {install.OPERATOR}",
+    ]
+    with step("operator", look_at) as now:
+        install.install(now, cluster)
+        now.done("installed from manifests/install and available")
+    with step("model", [f"{sys.executable} hack/demo_models.py"]) as now:
+        models.convert(now, sys.executable)
+        now.done("SmolLM2-135M-Instruct, and as draft its own copy rounded to 4 bits")
+
+
+def serve(cluster: Cluster) -> None:
+    """Apply both samples and wait until they are Ready."""
+    kubectl = cluster.kubectl
+    look_at = [f"{KUBECTL} describe specm demo", f"{KUBECTL} get events", f"{KUBECTL} logs deployment/demo"]
+    with step("serving", look_at) as now:
+        if cluster.local:
+            models.offer(kubectl)
+        else:
+            models.require_claim(kubectl)
+        for path in OBJECTS.values():
+            kubectl("apply", "--filename", str(path))
+        for name in OBJECTS:
+            if cluster.local and images.replace_stale_pods(kubectl, f"outrider.dev/model={name}", images.RUNTIME):
+                now.say(f"{name}: a new build of the runtime takes over")
+            now.wait(f"{name} Ready", partial(ready, kubectl, name), 300)
+        now.done("both objects are Ready")
+    print(f"\n$ kubectl get specm\n{kubectl('get', 'specm')}")
+
+
+def ready(kubectl: Kubectl, name: str) -> tuple[bool | None, str]:
+    obj = kubectl.get("specm", name)
+    return (True if is_true(obj, "Ready") else None), f"{name}: {stands_at(obj, 'Ready')}"
+
+
+def ask(url: str) -> None:
+    """One question, streamed with speculation, then asked again without: the same text."""
+    service = chat.client(url)
+    with step("question", [f"{KUBECTL} logs deployment/demo"]):
+        chat.await_endpoints(service)
+        print(f"{chat.QUESTION}\n")
+        answer = chat.ask(service, "demo", chat.QUESTION, max_tokens=96, show=show)
+        plain = chat.ask(service, "demo", chat.QUESTION, max_tokens=96, speculative=False)
+        if answer.text != plain.text:
+            raise StepError(f"speculation changed the answer; without it:\n{plain.text}")
+        if not answer.accepted:
+            raise StepError(f"no drafted token was accepted, of {answer.drafted}")
+    print(f"""
+
+  plain greedy decoding gives the same text: {plain.tokens} tokens, {plain.forwards} passes through the target
+  speculative decoding: {answer.tokens} tokens, {answer.forwards} passes ({per_token(answer)} a token); \
+{answer.accepted} of {answer.drafted} drafted tokens accepted ({answer.accepted / answer.drafted:.0%})
+
+  The draft is the target's own copy with its weights rounded to 4 bits, so it is as large as the target. On a
+  CPU it therefore saves passes through the target, not time: a real draft is ten times smaller than its target.
+""")
+
+
+def per_token(answer: Answer) -> str:
+    return f"{answer.forwards / answer.tokens:.2f}"
+
+
+def show(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def copy(url: str) -> None:
+    """A prompt whose answer repeats it: n-gram speculation has no draft to run, so here it does save time."""
+    service = chat.client(url)
+    with step("copying", [f"{KUBECTL} logs deployment/demo-ngram"]):
+        chat.await_endpoints(service)
+        chat.ask(service, "demo-ngram", chat.COPYING, max_tokens=4)  # the first request warms up both
+        plain = chat.ask(service, "demo-ngram", chat.COPYING, max_tokens=112, speculative=False)
+        ngram = chat.ask(service, "demo-ngram", chat.COPYING, max_tokens=112)
+        if ngram.text != plain.text:
+            raise StepError(f"speculation changed the answer:\n{ngram.text}\nwithout it:\n{plain.text}")
+    print(f"""A prompt to copy from (rewrite this function), {plain.tokens} tokens, the same text both ways:
+  plain  {plain.tokens_per_second:5.1f} tokens/s, {per_token(plain)} passes a token
+  n-gram {ngram.tokens_per_second:5.1f} tokens/s, {per_token(ngram)} passes a token
+""")
+    if ngram.tokens_per_second <= plain.tokens_per_second:
+        print("  n-gram was not faster this time: something else uses this machine's cores\n")
+
+
+def saturate(kubectl: Kubectl, url: str) -> None:
+    """More requests than speculation pays for, then fewer: status tells what the operator does about it."""
+    service = chat.client(url)
+    print(f"{IN_FLIGHT} requests at a time, twice what the object calls saturated, then none:\n")
+    story = Story(kubectl, "demo")
+    with step(
+        "saturation", [f"{KUBECTL} describe specm demo", f"{KUBECTL} -n {install.NAMESPACE} logs {install.OPERATOR}"]
+    ) as now:
+        story.until(now, "Active", lambda obj: speculation(obj)[0] == "Active", 60)
+        with Load(service, "demo", IN_FLIGHT) as load:
+            story.until(now, "Suspended", lambda obj: speculation(obj) == ("Suspended", "Saturated"), 90)
+        story.until(now, "Active again", lambda obj: speculation(obj)[0] == "Active", 90)
+    print(f"\n  requests of the load: {dict(load.outcomes) or 'all cancelled when it ended'}")
+
+
+AFTERWORD = """
+Done in {elapsed}. To look around:
+  hack/cluster/cluster kubectl get specm -o wide
+  hack/cluster/cluster kubectl describe specm demo
+  hack/cluster/cluster kubectl explain specm.spec.speculativeDecoding
+  hack/cluster/cluster kubectl edit specm demo          # toggles and thresholds restart nothing
+To remove it:
+  make down                                             # images and caches stay: the next demo is quick"""
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
