@@ -9,11 +9,11 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import signal
 import subprocess
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from . import disk, locks
 from .errors import NotBuilt
@@ -152,28 +152,26 @@ def _run_build(
     """Runs `go build -v`, which names each package as it is compiled; returns how many there were."""
     compiled, said = 0, []
     # should this process be killed, the compiler must not go on beside the next one
-    process = subprocess.Popen(
-        ["setpriv", "--pdeathsig", "TERM", *command], cwd=SOURCES, env=environment, stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    assert process.stderr
-    try:
-        for line in process.stderr:
-            if line.startswith(("#", "\t")) or ": " in line:
-                said.append(line.rstrip())
-                detail = line.strip() if line.startswith("go: downloading") else ""
-            else:
-                compiled += 1
-                detail = ""
-            state = detail or f"{bar(done + compiled, total)} {done + compiled} of {total} packages"
-            (home.bin / ".build.progress").write_text(state)
-            progress.update(state)
-        if process.wait():
-            raise NotBuilt(f"compiling failed: {_tail(said)}")
-    finally:
-        if process.poll() is None:
-            process.send_signal(signal.SIGTERM)
-            process.wait()
+    command = ["setpriv", "--pdeathsig", "TERM", *command]
+    pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, cwd=SOURCES, env=environment, text=True, **pipes) as process:
+        assert process.stderr
+        try:
+            for line in process.stderr:
+                if line.startswith(("#", "\t")) or ": " in line:
+                    said.append(line.rstrip())
+                else:
+                    compiled += 1
+                state = f"{bar(done + compiled, total)} {done + compiled} of {total} packages"
+                if line.startswith("go: downloading"):
+                    state = line.removeprefix("go: ").strip()
+                (home.bin / ".build.progress").write_text(state)
+                progress.update(state)
+        except BaseException:
+            process.terminate()
+            raise
+    if process.returncode:
+        raise NotBuilt(f"compiling failed: {_tail(said)}")
     return compiled
 
 

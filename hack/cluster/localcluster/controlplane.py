@@ -30,7 +30,8 @@ class ControlPlane:
     """A running control plane; `with ControlPlane(binaries) as plane:` starts and stops it.
 
     `binaries` holds etcd, kube-apiserver, kubectl …; with `controllers` kube-controller-manager runs too
-    (children of deleted owners are collected, Deployments get ReplicaSets, namespaces end).
+    (children of deleted owners are collected, Deployments get ReplicaSets, namespaces end; without it the
+    aggregated roles admin, edit and view stay empty).
     RBAC is on; `api` and `kubeconfig` are a cluster admin's.
     """
 

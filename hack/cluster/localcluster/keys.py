@@ -21,8 +21,8 @@ def _openssl(*arguments: object) -> None:
 
 
 def signing_key(path: Path) -> Path:
-    """A key that ServiceAccount tokens are signed with."""
-    _openssl("genpkey", "-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-out", path)
+    """A key that ServiceAccount tokens are signed with, in the one of openssl's formats that kube-apiserver reads."""
+    _openssl("ecparam", "-genkey", "-noout", "-name", "prime256v1", "-out", path)
     return path
 
 
