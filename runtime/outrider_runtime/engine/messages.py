@@ -143,4 +143,11 @@ class PolicyApplied:
     stats: EngineStats
 
 
-FromEngine = Ready | Progress | Refused | StepOutput | PolicyApplied
+@dataclass(frozen=True, slots=True)
+class Crashed:
+    """The last message of an engine that cannot go on; the traceback is in its log."""
+
+    message: str
+
+
+FromEngine = Ready | Progress | Refused | StepOutput | PolicyApplied | Crashed
