@@ -6,22 +6,168 @@ from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
+from outrider_runtime.errors import Refusal
+from outrider_runtime.kv.cache import KVCache
+from outrider_runtime.layers.attention import attend
+from outrider_runtime.layers.batch import Batch
+from outrider_runtime.layers.embedding import Embedding
+from outrider_runtime.layers.linear import MergedLinear
+from outrider_runtime.layers.norm import RMSNorm
+from outrider_runtime.layers.rope import RotaryEmbedding, rotate
 from outrider_runtime.models.config import ModelConfig
+
+Rotation = tuple[Tensor, Tensor]
 
 
 class LlamaForCausalLM(nn.Module):
     """Weights are uninitialised until load()."""
 
-    config: ModelConfig
-
     def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device | str) -> None:
         super().__init__()
-        raise NotImplementedError
+        self.config = config
+        self.dtype = dtype
+        self.device = torch.device(device)
+        self.embedding = Embedding(config.vocab_size, config.hidden_size, dtype, device)
+        self.layers = nn.ModuleList(DecoderLayer(config, index, dtype, device) for index in range(config.num_layers))
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype, device)
+        self.head = (
+            self.embedding
+            if config.tie_word_embeddings
+            else Embedding(config.vocab_size, config.hidden_size, dtype, device)
+        )
+        self.rope = RotaryEmbedding(config, device)
 
+    @torch.inference_mode()
+    def forward(self, batch: Batch, cache: KVCache) -> Tensor:
+        """Write the batch's KV and return its hidden states after the last norm, [tokens, hidden]."""
+        hidden = self.embedding(batch.token_ids)
+        rotation = self.rope(batch.positions, self.dtype)
+        for layer in self.layers:
+            hidden = layer(hidden, rotation, batch, cache)
+        normed: Tensor = self.norm(hidden)
+        return normed
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[rows, hidden] to [rows, vocab]."""
+        return self.head.logits(hidden)
+
+    def shards(self) -> dict[str, Tensor]:
+        """Where each tensor of a checkpoint goes, by its name there."""
+        shards = self.embedding.shards("model.embed_tokens") | self.norm.shards("model.norm")
+        for index, layer in enumerate(self.layers):
+            assert isinstance(layer, DecoderLayer)
+            shards |= layer.shards(f"model.layers.{index}")
+        if self.head is not self.embedding:
+            shards |= self.head.shards("lm_head")
+        return shards
+
+    @torch.no_grad()
     def load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Copy a checkpoint's tensors, named as Hugging Face names them, converting their dtype.
 
         Raises Refusal(UnsupportedModel) naming what is missing, unexpected or of another shape.
         """
-        raise NotImplementedError
+        missing = self.shards()
+        unexpected, misshaped = [], []
+        for name, tensor in weights:
+            if name.endswith("rotary_emb.inv_freq") or (name == "lm_head.weight" and self.head is self.embedding):
+                continue  # both can be derived, and some checkpoints carry them all the same
+            shard = missing.pop(name, None)
+            if shard is None:
+                unexpected.append(name)
+            elif shard.shape != tensor.shape:
+                misshaped.append(f"{name} is {list(tensor.shape)}, config.json says {list(shard.shape)}")
+            else:
+                shard.copy_(tensor)
+        faults = [("missing", list(missing)), ("unexpected", unexpected), ("misshaped", misshaped)]
+        if any(names for _, names in faults):
+            told = "; ".join(f"{fault}: {_some(names)}" for fault, names in faults if names)
+            raise Refusal("UnsupportedModel", f"the checkpoint's tensors do not fit {self.config.architecture}: {told}")
+
+
+class DecoderLayer(nn.Module):
+    def __init__(self, config: ModelConfig, index: int, dtype: torch.dtype, device: torch.device | str) -> None:
+        super().__init__()
+        self.attention = Attention(config, index, dtype, device)
+        self.mlp = MLP(config, dtype, device)
+        self.attention_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype, device)
+        self.mlp_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype, device)
+
+    def forward(self, hidden: Tensor, rotation: Rotation, batch: Batch, cache: KVCache) -> Tensor:
+        hidden = hidden + self.attention(self.attention_norm(hidden), rotation, batch, cache)
+        return hidden + self.mlp(self.mlp_norm(hidden))
+
+    def shards(self, name: str) -> dict[str, Tensor]:
+        return (
+            self.attention.shards(f"{name}.self_attn")
+            | self.mlp.shards(f"{name}.mlp")
+            | self.attention_norm.shards(f"{name}.input_layernorm")
+            | self.mlp_norm.shards(f"{name}.post_attention_layernorm")
+        )
+
+
+class Attention(nn.Module):
+    def __init__(self, config: ModelConfig, index: int, dtype: torch.dtype, device: torch.device | str) -> None:
+        super().__init__()
+        self.index = index
+        self.head_dim = config.head_dim
+        self.scale = config.head_dim**-0.5
+        sizes = {
+            "q_proj": config.num_heads * config.head_dim,
+            "k_proj": config.num_kv_heads * config.head_dim,
+            "v_proj": config.num_kv_heads * config.head_dim,
+        }
+        self.sizes = list(sizes.values())
+        self.qkv = MergedLinear(config.hidden_size, sizes, config.attention_bias, dtype, device)
+        self.output = MergedLinear(
+            sizes["q_proj"], {"o_proj": config.hidden_size}, config.output_bias, dtype, device
+        )
+        self.query_norm: RMSNorm | None = None
+        self.key_norm: RMSNorm | None = None
+        if config.qk_norm:
+            self.query_norm = RMSNorm(config.head_dim, config.rms_norm_eps, dtype, device)
+            self.key_norm = RMSNorm(config.head_dim, config.rms_norm_eps, dtype, device)
+
+    def forward(self, x: Tensor, rotation: Rotation, batch: Batch, cache: KVCache) -> Tensor:
+        query, key, value = (
+            part.unflatten(-1, (-1, self.head_dim)) for part in self.qkv(x).split(self.sizes, dim=-1)
+        )  # [tokens, heads, dim]
+        if self.query_norm is not None and self.key_norm is not None:
+            query, key = self.query_norm(query), self.key_norm(key)
+        keys, values = cache.write(self.index, batch.slots, rotate(key, *rotation), value)
+        attended = attend(rotate(query, *rotation), keys, values, batch.attention, self.scale)
+        projected: Tensor = self.output(attended.flatten(1))
+        return projected
+
+    def shards(self, name: str) -> dict[str, Tensor]:
+        # The projections are the layer's own children in a checkpoint: their names hang on `name` itself.
+        shards = self.qkv.shards(name) | self.output.shards(name)
+        if self.query_norm is not None and self.key_norm is not None:
+            shards |= self.query_norm.shards(f"{name}.q_norm") | self.key_norm.shards(f"{name}.k_norm")
+        return shards
+
+
+class MLP(nn.Module):
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device | str) -> None:
+        super().__init__()
+        sizes = {"gate_proj": config.intermediate_size, "up_proj": config.intermediate_size}
+        self.gate_up = MergedLinear(config.hidden_size, sizes, config.mlp_bias, dtype, device)
+        self.down = MergedLinear(
+            config.intermediate_size, {"down_proj": config.hidden_size}, config.mlp_bias, dtype, device
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.gate_up(x).chunk(2, dim=-1)
+        projected: Tensor = self.down(F.silu(gate) * up)
+        return projected
+
+    def shards(self, name: str) -> dict[str, Tensor]:
+        return self.gate_up.shards(name) | self.down.shards(name)
+
+
+def _some(names: list[str], shown: int = 5) -> str:
+    more = f" and {len(names) - shown} more" if len(names) > shown else ""
+    return ", ".join(names[:shown]) + more

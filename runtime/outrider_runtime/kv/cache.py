@@ -1,0 +1,34 @@
+"""A model's KV arrays: keys and values of every layer, addressed by slot."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from outrider_runtime.models.config import ModelConfig
+
+
+def kv_bytes_per_block(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
+    return 2 * config.num_layers * block_size * config.num_kv_heads * config.head_dim * dtype.itemsize
+
+
+class KVCache:
+    """Slot = block x block size + offset. Target and draft have one each, over the same block ids."""
+
+    def __init__(
+        self, config: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device | str
+    ) -> None:
+        self.block_size = block_size
+        shape = (num_blocks * block_size, config.num_kv_heads, config.head_dim)
+        # Zeros, since attention multiplies what lies beyond a context by nothing, and nothing times NaN is NaN.
+        self.layers = [
+            (torch.zeros(shape, dtype=dtype, device=device), torch.zeros(shape, dtype=dtype, device=device))
+            for _ in range(config.num_layers)
+        ]
+
+    def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Store [tokens, kv heads, dim] at [tokens] slots; returns the layer's whole arrays."""
+        all_keys, all_values = self.layers[layer]
+        all_keys[slots] = keys
+        all_values[slots] = values
+        return all_keys, all_values

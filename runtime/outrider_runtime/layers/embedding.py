@@ -1,0 +1,27 @@
+"""Token embedding, and the output head, which may be the same matrix."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class Embedding(nn.Module):
+    """A [vocab, hidden] matrix, read both ways."""
+
+    def __init__(self, vocab_size: int, hidden_size: int, dtype: torch.dtype, device: torch.device | str) -> None:
+        super().__init__()
+        shape = (vocab_size, hidden_size)
+        self.weight = nn.Parameter(torch.empty(shape, dtype=dtype, device=device), requires_grad=False)
+
+    def forward(self, token_ids: Tensor) -> Tensor:
+        """[tokens] ids to [tokens, hidden]."""
+        return F.embedding(token_ids, self.weight)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[rows, hidden] to [rows, vocab]."""
+        return F.linear(hidden, self.weight)
+
+    def shards(self, name: str) -> dict[str, Tensor]:
+        return {f"{name}.weight": self.weight}

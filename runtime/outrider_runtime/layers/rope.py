@@ -1,0 +1,97 @@
+"""Rotary position embedding (Su et al., arXiv 2104.09864) and its usual stretchings to longer contexts.
+
+Scaling parameters are config.json's `rope_scaling`, also called `rope_parameters`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from outrider_runtime.errors import Refusal
+from outrider_runtime.models.config import ModelConfig
+
+Scaling = Mapping[str, Any]
+
+
+class RotaryEmbedding:
+    """Cosines and sines of positions, computed once a step in float32 and shared by all layers."""
+
+    def __init__(self, config: ModelConfig, device: torch.device | str) -> None:
+        scaling = config.rope_scaling or {"rope_type": "default"}
+        kind = scaling["rope_type"]
+        if kind not in _SCALINGS:
+            raise Refusal("UnsupportedModel", f"rope_type {kind}; supported: {', '.join(_SCALINGS)}")
+        exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
+        frequencies = 1.0 / config.rope_theta**exponents
+        frequencies, self.magnitude = _SCALINGS[kind](frequencies, scaling, config)
+        self.frequencies = frequencies.to(device)  # [dim / 2], radians per position
+
+    def __call__(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """[tokens] positions to cosines and sines, each [tokens, 1, dim], equal in both halves of dim."""
+        angles = positions.to(torch.float32).unsqueeze(-1) * self.frequencies
+        angles = torch.cat((angles, angles), dim=-1).unsqueeze(1)
+        return (angles.cos() * self.magnitude).to(dtype), (angles.sin() * self.magnitude).to(dtype)
+
+
+def rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    """Turn [tokens, heads, dim] by its positions; element i is paired with i + dim / 2."""
+    low, high = x.chunk(2, dim=-1)
+    return x * cosines + torch.cat((-high, low), dim=-1) * sines
+
+
+def _default(frequencies: Tensor, scaling: Scaling, config: ModelConfig) -> tuple[Tensor, float]:
+    return frequencies, 1.0
+
+
+def _linear(frequencies: Tensor, scaling: Scaling, config: ModelConfig) -> tuple[Tensor, float]:
+    return frequencies / scaling["factor"], 1.0
+
+
+def _llama3(frequencies: Tensor, scaling: Scaling, config: ModelConfig) -> tuple[Tensor, float]:
+    """Long wavelengths are stretched, short ones kept, those between blended (Llama 3.1)."""
+    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+    turns = scaling["original_max_position_embeddings"] * frequencies / (2 * math.pi)  # within the trained context
+    kept = ((turns - low) / (high - low)).clamp(0, 1)
+    return frequencies * (kept + (1 - kept) / scaling["factor"]), 1.0
+
+
+def _yarn(frequencies: Tensor, scaling: Scaling, config: ModelConfig) -> tuple[Tensor, float]:
+    """Stretch by the number of turns within the trained context, and sharpen attention (Peng et al., 2309.00071)."""
+    trained = scaling.get("original_max_position_embeddings") or config.max_position_embeddings
+    factor = scaling.get("factor") or config.max_position_embeddings / trained
+
+    def dimension(turns: float) -> float:
+        """The (fractional) pair of dimensions that turns so often within the trained context."""
+        return config.head_dim * math.log(trained / (turns * 2 * math.pi)) / (2 * math.log(config.rope_theta))
+
+    first, last = dimension(scaling.get("beta_fast") or 32), dimension(scaling.get("beta_slow") or 1)
+    if scaling.get("truncate", True):
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, config.head_dim - 1)
+    pairs = torch.arange(len(frequencies), dtype=torch.float32)
+    stretched = ((pairs - first) / max(last - first, 0.001)).clamp(0, 1)
+    return frequencies * (1 - stretched + stretched / factor), _yarn_magnitude(factor, scaling)
+
+
+def _yarn_magnitude(factor: float, scaling: Scaling) -> float:
+    def magnitude(scale: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
+
+    if (given := scaling.get("attention_factor")) is not None:
+        return float(given)
+    if scaling.get("mscale") and scaling.get("mscale_all_dim"):
+        return magnitude(scaling["mscale"]) / magnitude(scaling["mscale_all_dim"])
+    return magnitude(1.0)
+
+
+_SCALINGS: dict[str, Callable[[Tensor, Scaling, ModelConfig], tuple[Tensor, float]]] = {
+    "default": _default,
+    "linear": _linear,
+    "llama3": _llama3,
+    "yarn": _yarn,
+}
