@@ -86,5 +86,7 @@ def test_the_current_context_without_a_kubeconfig_is_an_error(
 def test_the_entry_needs_nothing_but_the_standard_library(tmp_path: Path) -> None:
     program = f"import sys, runpy; sys.argv = ['cluster', 'status']; runpy.run_path({json.dumps(str(ENTRY))})"
     environment = {"OUTRIDER_HOME": str(tmp_path), "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
-    result = subprocess.run([sys.executable, "-I", "-S", "-c", program], env=environment, capture_output=True, text=True)
+    result = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", program], env=environment, capture_output=True, text=True
+    )
     assert (result.returncode, result.stderr) == (3, "")

@@ -36,7 +36,12 @@ def test_files_that_command_lines_name_are_written(place: Place) -> None:
 
 def test_secrets_are_readable_by_their_owner_alone(place: Place) -> None:
     configure.write(place, NET)
-    for path in (place.kubeconfig, place.conf / "tokens.csv", place.conf / "kubelet.kubeconfig", place.conf / "pki/sa.key"):
+    for path in (
+        place.kubeconfig,
+        place.conf / "tokens.csv",
+        place.conf / "kubelet.kubeconfig",
+        place.conf / "pki/sa.key",
+    ):
         assert path.stat().st_mode & 0o077 == 0, path
 
 

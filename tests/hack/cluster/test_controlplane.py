@@ -76,7 +76,7 @@ def test_a_killed_api_server_comes_back_where_it_was_with_all_that_was_written(p
     plane.api.request("POST", CONFIG_MAPS, config_map("kept"))
     url = plane.url
     plane.kill_api_server()
-    with pytest.raises(OSError):  # noqa: PT011 - refused or reset, whichever
+    with pytest.raises(OSError):
         plane.api.request("GET", "/version")
     plane.start_api_server()
     assert plane.url == url
@@ -122,9 +122,7 @@ def test_no_process_outlives_a_killed_parent(binaries: Path) -> None:
     )
     environment = {**os.environ, "PYTHONPATH": str(Path(controlplane.__file__).parent.parent)}
     command = [sys.executable, "-c", program, str(binaries)]
-    with subprocess.Popen(
-        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as parent:
+    with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout
         folder, *pids = parent.stdout.readline().split()
         assert all(Path(f"/proc/{pid}").exists() for pid in pids)

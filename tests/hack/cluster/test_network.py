@@ -33,7 +33,9 @@ def test_a_candidate_that_overlaps_a_known_network_is_passed_over(blocks: list[s
 
 
 def test_a_wanted_network_in_use_is_refused_with_who_uses_it() -> None:
-    with pytest.raises(ClusterError, match=r"10\.50\.0\.0/16 is in use: eth9 reaches 10\.50\.3\.0/24.*OUTRIDER_CLUSTER_NET"):
+    with pytest.raises(
+        ClusterError, match=r"10\.50\.0\.0/16 is in use: eth9 reaches 10\.50\.3\.0/24.*OUTRIDER_CLUSTER_NET"
+    ):
         network.choose("10.50", used("10.50.3.0/24"))
 
 
