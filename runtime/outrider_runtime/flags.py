@@ -15,6 +15,7 @@ from typing import NoReturn
 from outrider_runtime.config import (
     CacheConfig,
     EngineConfig,
+    Method,
     SchedulerConfig,
     ServerConfig,
     SourceConfig,
@@ -180,7 +181,7 @@ def engine_config(flags: argparse.Namespace, environment: Mapping[str, str]) -> 
 
 
 def _speculation(flags: argparse.Namespace) -> SpeculationConfig:
-    method = flags.speculative_method or ("draft-model" if flags.draft_model else "ngram")
+    method: Method = flags.speculative_method or ("draft-model" if flags.draft_model else "ngram")
     if method == "draft-model" and not flags.draft_model:
         raise Refusal("InvalidArgument", "--speculative-method draft-model needs --draft-model URI")
     if method == "ngram" and flags.draft_model:

@@ -61,7 +61,7 @@ class EngineProcess:
     def ending(self) -> str:
         """How it ended, in words; waits a moment for it to do so."""
         try:
-            code = self._child.wait(5)
+            code = self._child.wait(1)
         except subprocess.TimeoutExpired:
             return "closed its pipe"
         return f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
@@ -115,7 +115,7 @@ class RequestStream:
 
 
 class EngineClient:
-    """One per process, on one event loop. `ready` holds the loaded model or a Refusal; `died` is set with the reason."""
+    """One per process, on one event loop. `ready` gives the loaded model or a Refusal, `died` the reason once it has."""
 
     def __init__(self, connection: Connection, process: EngineProcess | None = None) -> None:
         self._connection = connection
@@ -205,6 +205,7 @@ class EngineClient:
             case Ready():
                 self.ready.set_result(message)
             case Refused(reason, text):
+                self._closing = True
                 self.ready.set_exception(Refusal(reason, text))
             case Crashed(text):
                 self._die(text)

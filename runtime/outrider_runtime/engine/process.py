@@ -113,7 +113,8 @@ def load(config: EngineConfig, report: Callable[[str], None]) -> tuple[Stepper, 
     except (torch.OutOfMemoryError, MemoryError) as error:
         raise Refusal(
             "OutOfMemory",
-            "the device ran out of memory while loading; lower engine.memoryUtilizationPercent or engine.maxModelLength",
+            "the device ran out of memory while loading; "
+            "lower engine.memoryUtilizationPercent or engine.maxModelLength",
         ) from error
     return engine, Ready(
         tokenizer_path=str(loaded.tokenizer_path),
