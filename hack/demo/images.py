@@ -9,9 +9,11 @@ from .cluster import Cluster
 from .kubectl import Kubectl
 from .steps import HOME, ROOT, Step
 
-OPERATOR = os.environ.get("OPERATOR_IMAGE") or "localhost/outrider-operator:dev"
-RUNTIME = os.environ.get("RUNTIME_IMAGE") or "localhost/outrider-runtime:dev"
-IMAGES = {"operator": OPERATOR, "runtime": RUNTIME}
+# The names in manifests/install; other ones, for a cluster that pulls, come from the environment.
+DEFAULTS = {"operator": "localhost/outrider-operator:dev", "runtime": "localhost/outrider-runtime:dev"}
+IMAGES = {target: os.environ.get(f"{target.upper()}_IMAGE") or name for target, name in DEFAULTS.items()}
+OPERATOR, RUNTIME = IMAGES["operator"], IMAGES["runtime"]
+RENAMED = IMAGES != DEFAULTS
 
 
 def build(step: Step, target: str) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from . import images
@@ -12,17 +14,51 @@ from .kubectl import Kubectl
 from .steps import ROOT, Step
 
 NAMESPACE = "outrider-system"
-OPERATOR = "deployment/outrider-operator"
-SELECTOR = "app.kubernetes.io/name=outrider-operator"
+NAME = "outrider-operator"
+OPERATOR = f"deployment/{NAME}"
+SELECTOR = f"app.kubernetes.io/name={NAME}"
 
 
 def install(step: Step, cluster: Cluster) -> None:
     """`kubectl apply -k manifests/install`, then wait until the operator's Deployment is complete."""
-    cluster.kubectl("apply", "--server-side", "--force-conflicts", "--filename", str(ROOT / "crds"))
-    with tempfile.TemporaryDirectory(dir=ROOT / "manifests") as overlay:
-        (Path(overlay) / "kustomization.yaml").write_text(json.dumps(kustomization()))
-        cluster.kubectl("apply", "--server-side", "--force-conflicts", "--kustomize", overlay)
+    with overlay() as folder:
+        cluster.kubectl("apply", "--server-side", "--force-conflicts", "--kustomize", str(folder))
     system = cluster.kubectl.within(NAMESPACE)
     if cluster.local and images.replace_stale_pods(system, SELECTOR, images.OPERATOR):
         step.say("a new build of the operator takes over")
-    wait_for_operator(step, system)
+    step.wait("operator available", lambda: available(system), 120)
+
+
+@contextmanager
+def overlay() -> Iterator[Path]:
+    """The folder to apply: manifests/install itself, or one over it when the caller names other images."""
+    if not images.RENAMED:
+        yield ROOT / "manifests/install"
+        return
+    name, _, tag = images.OPERATOR.rpartition(":")
+    kustomization = {
+        "resources": ["../install"],
+        "images": [{"name": "localhost/outrider-operator", "newName": name, "newTag": tag}],
+        "configMapGenerator": [
+            {"name": f"{NAME}-settings", "behavior": "merge", "literals": [f"OUTRIDER_RUNTIME_IMAGE={images.RUNTIME}"]}
+        ],
+        "namespace": NAMESPACE,
+    }
+    with tempfile.TemporaryDirectory(dir=ROOT / "manifests", prefix=".demo-") as folder:
+        (Path(folder) / "kustomization.yaml").write_text(json.dumps(kustomization))
+        yield Path(folder)
+
+
+def available(system: Kubectl) -> tuple[bool | None, str]:
+    """Whether the current template's pods run and no others; None while not."""
+    deployment = system.get("deployment", NAME) or {}
+    status, wanted = deployment.get("status", {}), deployment["spec"]["replicas"]
+    current = status.get("observedGeneration") == deployment["metadata"]["generation"]
+    counts = [status.get(field, 0) for field in ("replicas", "updatedReplicas", "availableReplicas")]
+    done = current and counts == [wanted] * 3 and not stopping(system)
+    return (True if done else None), f"{counts[2]} of {wanted} replicas available"
+
+
+def stopping(system: Kubectl) -> bool:
+    """Whether a pod of the operator is on its way out: until it is gone, it may still hold the Lease."""
+    return any("deletionTimestamp" in pod["metadata"] for pod in system.items("pods", "--selector", SELECTOR))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import time
@@ -93,7 +94,8 @@ def _last_line(log: Path) -> str:
     with log.open("rb") as file:
         file.seek(max(0, log.stat().st_size - 400))
         lines = file.read().decode(errors="replace").replace("\r", "\n").split("\n")
-    return next((line.strip()[:100] for line in reversed(lines) if line.strip()), "")
+    last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+    return re.sub(r" \([0-9 min]+ s\)$", "", last)[:100]  # this step counts its own time
 
 
 def _shown(command: Sequence[str | Path]) -> str:

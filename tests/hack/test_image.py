@@ -66,9 +66,7 @@ def test_with_build_env_runs_its_command_without_secrets() -> None:
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "a b\n"
 
 
-@pytest.mark.parametrize(
-    "path", ["Dockerfile", *(f"hack/image/{p.name}" for p in (ROOT / "hack/image").iterdir())]
-)
+@pytest.mark.parametrize("path", ["Dockerfile", *(f"hack/image/{p.name}" for p in (ROOT / "hack/image").iterdir())])
 def test_no_registry_host_is_written_down(path: str) -> None:
     assert not re.search(r"https?://", (ROOT / path).read_text())
 

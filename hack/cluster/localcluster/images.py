@@ -24,6 +24,8 @@ from .errors import ClusterError
 from .paths import Home, Place
 from .progress import Progress
 
+TAG = "org.opencontainers.image.ref.name"  # annotation of an entry in a layout's index
+
 
 def ctr(place: Place, *arguments: str, stdin: bytes | None = None) -> str:
     """containerd's own client in Kubernetes' namespace. Raises ClusterError with what it says."""
@@ -112,6 +114,14 @@ def _index(layout: Path) -> list[dict[str, Any]]:
     return entries
 
 
+def _drop_untagged(layout: Path) -> None:
+    """skopeo leaves the entry whose tag a newer build took; it would keep that build's layers for ever."""
+    tagged = [entry for entry in _index(layout) if TAG in entry.get("annotations", {})]
+    spare = layout / "index.json.new"
+    spare.write_text(json.dumps({"schemaVersion": 2, "manifests": tagged}))
+    spare.replace(layout / "index.json")
+
+
 def _check_space(place: Place, source: str, name: str, have: Iterable[str]) -> None:
     """A new layer is on disk three times at the worst moment: in the layout, in containerd's content, unpacked."""
     result = subprocess.run(["skopeo", "inspect", "--raw", source], capture_output=True, text=True)
@@ -144,7 +154,8 @@ def _copy_to_layout(place: Place, source: str, tag: str, progress: Progress) -> 
             raise
     if process.returncode:
         raise ClusterError(f"skopeo could not copy {source}: {said.strip()}")
-    return next(e for e in _index(place.layout) if e["annotations"]["org.opencontainers.image.ref.name"] == tag)
+    _drop_untagged(place.layout)
+    return next(e for e in _index(place.layout) if e["annotations"][TAG] == tag)
 
 
 def _import(place: Place, entry: Mapping[str, Any], missing: list[str], progress: Progress) -> None:

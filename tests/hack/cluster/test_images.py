@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import tarfile
+from pathlib import Path
 
 from localcluster import images
 
@@ -27,3 +28,11 @@ def test_an_image_of_one_program_names_its_layer_by_what_is_in_it() -> None:
 def test_the_same_files_make_the_same_image() -> None:
     one, two = (images.docker_archive("a:b", {"x": b"1"}, ["/x"]) for _ in range(2))
     assert one == two
+
+
+def test_an_entry_whose_tag_a_newer_build_took_is_dropped(tmp_path: Path) -> None:
+    newer = {"digest": "sha256:2", "annotations": {images.TAG: "name"}}
+    entries = [{"digest": "sha256:1"}, newer, {"digest": "sha256:3", "annotations": {"other": "x"}}]
+    (tmp_path / "index.json").write_text(json.dumps({"schemaVersion": 2, "manifests": entries}))
+    images._drop_untagged(tmp_path)
+    assert json.loads((tmp_path / "index.json").read_text()) == {"schemaVersion": 2, "manifests": [newer]}
