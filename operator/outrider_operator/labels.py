@@ -8,10 +8,9 @@ MODEL = "outrider.dev/model"  # label: the object's name; the selector of everyt
 TEMPLATE = "outrider.dev/template"  # pod label: hash of the pod template it was made from
 HASH = "outrider.dev/hash"  # child annotation: hash of the object as rendered
 IMAGE = "outrider.dev/image"  # Deployment annotation: the default image recorded when it was created
+IMAGE_FOR = "outrider.dev/image-for"  # Deployment annotation: hash of what that image was chosen by
 CAPTURE_TIER = "outrider.dev/capture-tier"  # Deployment annotation: the tier its runtimes were started for
-UPGRADE = (
-    "outrider.dev/upgrade"  # SpeculativeModel annotation: a new value takes the operator's default image
-)
+UPGRADE = "outrider.dev/upgrade"  # SpeculativeModel annotation: a new value takes the operator's default image
 
 NAME = "app.kubernetes.io/name"
 INSTANCE = "app.kubernetes.io/instance"

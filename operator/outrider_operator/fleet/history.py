@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 
 from outrider_operator.api.v1alpha1 import SpeculativeModelSpec
 from outrider_operator.fleet.samples import Fleet, Sample
@@ -43,7 +44,7 @@ def _kept(samples: tuple[Sample, ...], since: float, now: float) -> tuple[Sample
     if samples[0].at >= now - _FINE - _COARSE:
         return samples
     kept = [samples[0]]
-    for sample, following in zip(samples[1:], samples[2:], strict=False):
+    for sample, following in pairwise(samples[1:]):
         if sample.at > now - _FINE or following.at - kept[-1].at > _COARSE or sample.answer is None:
             kept.append(sample)
     return (*kept, samples[-1]) if len(samples) > 1 else samples

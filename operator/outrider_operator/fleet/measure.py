@@ -27,7 +27,12 @@ async def read_pods(
     port: int = ADMIN_PORT,
     clock: Callable[[], float] = time.monotonic,
 ) -> dict[str, Sample]:
-    """GET /v1/speculation from each pod, by pod name. Never raises for a pod's fault: the sample says what it was."""
+    """GET /v1/speculation from each pod, by pod name.
+
+    Never raises for a pod's fault: the sample says what it was. All samples of a round carry the time of its start, so
+    that pods can be compared round by round; what a pod did in between is exact by its own clock in any case.
+    """
+    at = clock()
     slots = asyncio.Semaphore(CONCURRENCY)
 
     async def read(pod: Pod) -> Sample:
@@ -35,8 +40,8 @@ async def read_pods(
             try:
                 answer = await _exchange(session, "GET", pod, port)
             except (Unavailable, Rejected) as error:
-                return Sample(clock(), None, str(error))
-            return Sample(clock(), answer)
+                return Sample(at, None, str(error))
+            return Sample(at, answer)
 
     every = list(pods)
     return dict(zip((pod.name for pod in every), await asyncio.gather(*map(read, every)), strict=True))

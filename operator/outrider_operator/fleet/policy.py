@@ -47,6 +47,7 @@ class Memory:
     since: float = 0.0
     attempts: int = 0  # pauses for low acceptance since it last passed
     retry_at: float = 0.0  # end of the current pause
+    disable_at: float = 0.0  # threshold at which load suspended it, kept until it resumes; 0 when it did not
     spec_hash: str = ""  # of mode, method and draft: a change starts over
 
     def to_json(self) -> dict[str, Any]:

@@ -1,0 +1,167 @@
+"""How many replicas: the load in flight over the target for each, quick on the way up and patient on the way down."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from outrider_operator.api.v1alpha1 import Autoscaling
+from outrider_operator.fleet.history import LOAD_WINDOW
+from outrider_operator.fleet.windows import Interval, View, intervals
+
+TOLERANCE = 0.1  # of the target: a smaller deviation changes nothing
+STEP_PERIOD = timedelta(minutes=1)  # over which steps up are limited
+SCALE_OUT_LIMIT = timedelta(minutes=10)  # after which a pod that cannot be scheduled blocks nothing any more
+HEADROOM = 0.9  # of the saturation threshold: fewer replicas must not bring saturation with them
+REMEMBERED = 5  # decisions kept in status
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """A decision as status remembers it."""
+
+    at: datetime
+    before: int
+    after: int
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """What a decision looks at. `current` is the number of replicas asked for now, ready or not."""
+
+    autoscaling: Autoscaling
+    current: int
+    view: View
+    past: Sequence[Past]  # oldest first, at most REMEMBERED
+    at: datetime
+    disable_at: float | None = None  # while speculation is active: the concurrency that would suspend it
+    hold_scale_out: bool = False  # speculation is about to be suspended, which may be enough
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Replicas from now on, and in words why, which is empty when nothing changes."""
+
+    replicas: int
+    reason: str = ""
+
+
+def decide(s: Situation) -> Decision:
+    """Level-triggered: it depends on what is, and deciding again on what was decided changes nothing."""
+    least, most = s.autoscaling.min_replicas, s.autoscaling.max_replicas
+    if s.current < least:
+        return Decision(least, f"minReplicas is {least}")
+    if s.current > most:
+        return Decision(most, f"maxReplicas is {most}")
+    if not s.view.measurable:
+        return Decision(s.current)
+    up = _up(s)
+    if up.replicas > s.current:
+        return up
+    return _down(s)
+
+
+def load_now(view: View) -> float | None:
+    """Mean requests in flight over the last seconds, all ready pods together; None until so much was seen.
+
+    An unmeasured pod counts nothing: what is not known is no reason to grow.
+    """
+    window = view.past(LOAD_WINDOW)
+    return None if window is None else sum(each.total(_in_flight, 0.0) for each in window) / len(window)
+
+
+def load_peak(view: View, seconds: float, assumed: float) -> float | None:
+    """The most requests in flight in any period of the window; None while the window has a hole.
+
+    An unmeasured pod counts `assumed`: what is not known is no reason to shrink.
+    """
+    window = view.past(seconds)
+    if window is None or any(not each.measured and not each.unmeasured for each in window):
+        return None
+    unread = sum(1 for those in view.ready.values() if len(those) < 2)
+    return max(each.total(_in_flight, assumed) for each in window) + assumed * unread
+
+
+def scale_out_in_progress(view: View, target: int, desired: int, past: Sequence[Past], at: datetime) -> bool:
+    """Whether replicas that the load needs are on their way, and have not been for too long."""
+    started = max((each.at for each in past if each.after > each.before), default=None)
+    if started is None or len(view.ready) >= desired or at - started > SCALE_OUT_LIMIT:
+        return False
+    load = load_now(view)
+    return load is None or load > target * len(view.ready)
+
+
+def _up(s: Situation) -> Decision:
+    target = s.autoscaling.target_concurrency
+    load = load_now(s.view)
+    if load is None:
+        return Decision(s.current)
+    wanted, reason = s.current, ""
+    if load > target * s.current * (1 + TOLERANCE) and not s.hold_scale_out:
+        wanted = _needed(load, target)
+        reason = f"{load:.1f} requests in flight need {wanted} replicas at {target} each"
+    rejected = _rejected(s)
+    if rejected and wanted <= s.current:
+        wanted, reason = s.current + 1, f"{rejected:.0f} requests were rejected within {LOAD_WINDOW:.0f} s"
+    limit, spent = _limit(s), wanted
+    wanted = min(wanted, limit, s.autoscaling.max_replicas)
+    if wanted <= s.current:
+        return Decision(s.current)
+    if wanted < spent:
+        bound = "maxReplicas" if wanted == s.autoscaling.max_replicas else "the step limit of one minute"
+        reason += f"; {bound} allows {wanted}"
+    return Decision(wanted, reason)
+
+
+def _limit(s: Situation) -> int:
+    """The most replicas there may be now: double those of a minute ago, or scaleUpMaxStep more if that is more."""
+    recent = [each for each in s.past if abs(s.at - each.at) < STEP_PERIOD]
+    if len(recent) >= REMEMBERED:
+        return s.current  # how many there were a minute ago is no longer remembered
+    base = min((each.before for each in recent), default=s.current)
+    base = min(base, s.current)
+    return max(2 * base, base + s.autoscaling.scale_up_max_step, s.current)
+
+
+def _rejected(s: Situation) -> float:
+    """Requests turned away since the fleet settled. Until it has, the replicas to come are the answer to them."""
+    started = max((each.at for each in s.past if each.after > each.before), default=None)
+    waiting = len(s.view.ready) < s.current and started is not None and s.at - started <= SCALE_OUT_LIMIT
+    settled = all(those and those[0].at <= s.view.end - LOAD_WINDOW for those in s.view.ready.values())
+    if waiting or not settled or (started is not None and s.at - started < timedelta(seconds=LOAD_WINDOW)):
+        return 0.0
+    since = s.view.end - LOAD_WINDOW
+    return sum(
+        pod.rejected_requests
+        for those in s.view.ready.values()
+        for pod in intervals(those)
+        if pod.start >= since - 1e-6
+    )
+
+
+def _down(s: Situation) -> Decision:
+    target, window = s.autoscaling.target_concurrency, s.autoscaling.scale_down_window_seconds
+    load = load_peak(s.view, window, target)
+    if load is None or load > target * s.current * (1 - TOLERANCE):
+        return Decision(s.current)
+    wanted = max(_needed(load, target), s.autoscaling.min_replicas)
+    reason = f"at most {load:.1f} requests in flight within {window} s need {wanted} replicas at {target} each"
+    if s.disable_at is not None:
+        roomy = math.floor(load / (HEADROOM * s.disable_at)) + 1
+        if roomy > wanted:
+            wanted = roomy
+            reason = (
+                f"at most {load:.1f} requests in flight within {window} s; "
+                f"fewer than {wanted} replicas would come near saturation at {s.disable_at:g} each"
+            )
+    return Decision(wanted, reason) if wanted < s.current else Decision(s.current)
+
+
+def _needed(load: float, target: int) -> int:
+    return math.ceil(load / target - 1e-9)  # a mean of sums that should be whole may be a hair above
+
+
+def _in_flight(pod: Interval) -> float:
+    return pod.in_flight

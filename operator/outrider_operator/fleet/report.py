@@ -1,0 +1,54 @@
+"""What the fleet is doing, in the numbers of status: means over the last minute of the pods that can be measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from outrider_operator.fleet.history import REPORT_WINDOW
+from outrider_operator.fleet.samples import Answer
+from outrider_operator.fleet.saturation import break_even
+from outrider_operator.fleet.windows import View, intervals
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """None is what nobody can say: nothing measured, nothing generated, or nothing drafted."""
+
+    running: float | None  # mean running requests per ready pod
+    effective_tokens: float | None  # mean draft length in force while requests ran
+    acceptance: float | None  # accepted of the drafted tokens, 0 to 1
+    accepted_length: float | None  # tokens per verification, the target's own included
+    speedup: float | None  # tokens per second now over plain decoding
+    break_even: int | None  # running requests at which drafting no longer pays
+    answers: tuple[Answer, ...]  # the last of each pod that can be measured, by pod name
+
+    @property
+    def traffic(self) -> bool:
+        return self.effective_tokens is not None
+
+
+def report(view: View) -> Report:
+    since = view.end - REPORT_WINDOW
+    found = {name: [i for i in intervals(those) if i.start >= since] for name, those in view.ready.items()}
+    everything = [interval for those in found.values() for interval in those]
+    running = [
+        sum(i.running * (i.end - i.start) for i in those) / sum(i.end - i.start for i in those)
+        for those in found.values()
+        if those
+    ]
+    busy = [i for i in everything if i.generated_tokens > 0]
+    drafts = sum(i.drafts for i in everything)
+    drafted = sum(i.draft_tokens for i in everything)
+    accepted = sum(i.accepted_tokens for i in everything)
+    answers = tuple(s.answer for _, s in sorted(view.fresh.items()) if s.answer is not None)
+    speedups = [a.speedup for a in answers if a.speedup is not None]
+    even = break_even(view)
+    return Report(
+        running=sum(running) / len(running) if running else None,
+        effective_tokens=sum(i.tokens for i in busy) / len(busy) if busy else None,
+        acceptance=min(1.0, accepted / drafted) if drafted else None,
+        accepted_length=(accepted + drafts) / drafts if drafts else None,
+        speedup=sum(speedups) / len(speedups) if speedups else None,
+        break_even=None if even is None else int(even),
+        answers=answers,
+    )
