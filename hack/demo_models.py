@@ -152,12 +152,10 @@ def run(*command: str) -> None:
 def convert(gguf: Path, out: Path) -> None:
     """GGUF to a float32 safetensors folder, by transformers: the runtime's own GGUF reader is tested against it."""
     say("converting to float32 safetensors (about 30 s)")
-    os.environ["HF_HUB_OFFLINE"] = "1"
+    os.environ |= {"HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"}
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
-    from transformers.utils.logging import disable_progress_bar
 
-    disable_progress_bar()
     options = {}
     try:  # since 5.2x GGUF weights stay packed unless told not to, and packed ones cannot be saved
         from transformers import GgufConfig

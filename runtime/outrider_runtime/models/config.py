@@ -1,4 +1,4 @@
-"""The shape of a Llama-family model, from its config.json."""
+"""The shape of a Llama-family model, from its config.json: what is supported is read, the rest is refused by name."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ ARCHITECTURES = {
     "Qwen2ForCausalLM": (True, False),
     "Qwen3ForCausalLM": (False, True),
 }
+ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ class ModelConfig:
     output_bias: bool = False  # on the attention's output projection
     mlp_bias: bool = False
     qk_norm: bool = False
-    sliding_window: int | None = None
+    sliding_window: int | None = None  # tokens a token sees, itself included; of every layer
     tie_word_embeddings: bool = False
     dtype: str = "float32"  # of the checkpoint
     eos_token_ids: tuple[int, ...] = field(default=())
@@ -46,34 +47,123 @@ def model_config(config: Mapping[str, Any], generation: Mapping[str, Any] | None
     """From the contents of config.json and generation_config.json. Raises Refusal(UnsupportedModel)."""
     architecture = (config.get("architectures") or ["none"])[0]
     if architecture not in ARCHITECTURES:
-        raise Refusal("UnsupportedModel", f"architecture {architecture}; supported: {', '.join(ARCHITECTURES)}")
+        raise _unsupported(f"architecture {architecture}; supported: {', '.join(ARCHITECTURES)}")
+    if quantization := config.get("quantization_config"):
+        method = quantization.get("quant_method", "an unnamed method")
+        raise _unsupported(
+            f"the checkpoint is quantized by {method}; give one in bfloat16, float16 or float32, or a GGUF file"
+        )
+    if (act := config.get("hidden_act", "silu")) != "silu":
+        raise _unsupported(f"hidden_act {act}; supported: silu")
     qkv_bias, qk_norm = ARCHITECTURES[architecture]
-    heads = config["num_attention_heads"]
-    # transformers >= 5 writes rope_parameters {rope_type, rope_theta, ...}; before, rope_theta and rope_scaling
-    rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
-    rope_type = rope.get("rope_type", rope.get("type", "default"))
-    eos = (generation or {}).get("eos_token_id", config.get("eos_token_id"))
-    window = config.get("sliding_window") if config.get("use_sliding_window", True) else None
+    # Qwen2's and Mistral's code knows no such field
+    attention_bias = architecture in ("LlamaForCausalLM", "Qwen3ForCausalLM") and bool(config.get("attention_bias"))
+    heads = _size(config, "num_attention_heads")
+    kv_heads = _size(config, "num_key_value_heads", heads)
+    if heads % kv_heads:
+        raise _unsupported(f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}")
+    layers = _size(config, "num_hidden_layers")
+    rope_theta, rope_scaling = _rope(config)
+    eos = (generation or {}).get("eos_token_id")
+    eos = config.get("eos_token_id") if eos is None else eos
     return ModelConfig(
         architecture=architecture,
-        vocab_size=config["vocab_size"],
-        hidden_size=config["hidden_size"],
-        intermediate_size=config["intermediate_size"],
-        num_layers=config["num_hidden_layers"],
+        vocab_size=_size(config, "vocab_size"),
+        hidden_size=_size(config, "hidden_size"),
+        intermediate_size=_size(config, "intermediate_size"),
+        num_layers=layers,
         num_heads=heads,
-        num_kv_heads=config.get("num_key_value_heads") or heads,
-        head_dim=config.get("head_dim") or config["hidden_size"] // heads,
-        max_position_embeddings=config["max_position_embeddings"],
+        num_kv_heads=kv_heads,
+        head_dim=_size(config, "head_dim", 128 if qk_norm else _size(config, "hidden_size") // heads),
+        max_position_embeddings=_size(config, "max_position_embeddings"),
         rms_norm_eps=config.get("rms_norm_eps", 1e-6),
-        rope_theta=float(rope.get("rope_theta", config.get("rope_theta", 10000.0))),
-        rope_scaling=None if rope_type == "default" else {**rope, "rope_type": rope_type},
-        attention_bias=bool(config.get("attention_bias", False)) or qkv_bias,
-        output_bias=bool(config.get("attention_bias", False)),
-        mlp_bias=bool(config.get("mlp_bias", False)),
+        rope_theta=rope_theta,
+        rope_scaling=rope_scaling,
+        attention_bias=attention_bias or qkv_bias,
+        output_bias=attention_bias,
+        mlp_bias=architecture == "LlamaForCausalLM" and bool(config.get("mlp_bias")),
         qk_norm=qk_norm,
-        sliding_window=window,
+        sliding_window=_sliding_window(architecture, layers, config),
         tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
         dtype=str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch."),
         eos_token_ids=tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,),
         bos_token_id=config.get("bos_token_id"),
     )
+
+
+def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Every tensor a checkpoint of this shape holds, by its name in Hugging Face's format."""
+    hidden, ffn = config.hidden_size, config.intermediate_size
+    q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    layer: dict[str, tuple[int, ...]] = {
+        "input_layernorm.weight": (hidden,),
+        "post_attention_layernorm.weight": (hidden,),
+    }
+    for name, rows, columns, bias in (
+        ("self_attn.q_proj", q, hidden, config.attention_bias),
+        ("self_attn.k_proj", kv, hidden, config.attention_bias),
+        ("self_attn.v_proj", kv, hidden, config.attention_bias),
+        ("self_attn.o_proj", hidden, q, config.output_bias),
+        ("mlp.gate_proj", ffn, hidden, config.mlp_bias),
+        ("mlp.up_proj", ffn, hidden, config.mlp_bias),
+        ("mlp.down_proj", hidden, ffn, config.mlp_bias),
+    ):
+        layer[f"{name}.weight"] = (rows, columns)
+        if bias:
+            layer[f"{name}.bias"] = (rows,)
+    if config.qk_norm:
+        layer["self_attn.q_norm.weight"] = layer["self_attn.k_norm.weight"] = (config.head_dim,)
+
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config.vocab_size, hidden)}
+    for i in range(config.num_layers):
+        shapes |= {f"model.layers.{i}.{name}": shape for name, shape in layer.items()}
+    shapes["model.norm.weight"] = (hidden,)
+    if not config.tie_word_embeddings:
+        shapes["lm_head.weight"] = (config.vocab_size, hidden)
+    return shapes
+
+
+def _rope(config: Mapping[str, Any]) -> tuple[float, Mapping[str, Any] | None]:
+    """(theta, scaling). transformers >= 5 writes rope_parameters; before, rope_theta and rope_scaling."""
+    rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+    theta = float(rope.get("rope_theta") or config.get("rope_theta") or 10000.0)
+    rope_type = rope.get("rope_type") or rope.get("type") or "default"
+    if rope_type not in ROPE_TYPES:
+        raise _unsupported(f"rope_type {rope_type}; supported: {', '.join(ROPE_TYPES)}")
+    partial = rope.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
+    if partial != 1.0:
+        raise _unsupported(f"partial_rotary_factor {partial}; supported: 1")
+    return theta, None if rope_type == "default" else {**rope, "rope_type": rope_type}
+
+
+def _sliding_window(architecture: str, layers: int, config: Mapping[str, Any]) -> int | None:
+    """The one window of all layers, or None. Qwen switches it on by a flag and from a layer on, Mistral by a number."""
+    if architecture == "LlamaForCausalLM":
+        return None
+    mistral = architecture == "MistralForCausalLM"
+    window: int | None = config.get("sliding_window", 4096)
+    if not window or not (mistral or config.get("use_sliding_window", False)):
+        return None
+    if window >= _size(config, "max_position_embeddings"):
+        return None
+    types = config.get("layer_types")
+    windowed = types.count("sliding_attention") if types else layers
+    if not types and not mistral:
+        windowed = max(0, layers - config.get("max_window_layers", 28))
+    if windowed not in (0, layers):
+        raise _unsupported(f"a sliding window on {windowed} of {layers} layers; supported: on all or none")
+    return window if windowed else None
+
+
+def _size(config: Mapping[str, Any], name: str, default: int | None = None) -> int:
+    value = config.get(name)
+    if value is None:
+        value = default
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        found = "is missing" if value is None else f"is {value!r}"
+        raise _unsupported(f"{name} {found} in config.json; it must be a positive integer")
+    return value
+
+
+def _unsupported(message: str) -> Refusal:
+    return Refusal("UnsupportedModel", message)

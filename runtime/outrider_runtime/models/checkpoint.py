@@ -1,0 +1,82 @@
+"""A model's files opened and found whole: shape, weights and tokenizer, with nothing read that is large."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from outrider_runtime.errors import Refusal
+from outrider_runtime.models.config import ModelConfig, model_config, tensor_shapes
+from outrider_runtime.models.gguf import GGUFFile, tokenizer_folder
+from outrider_runtime.models.weights import Weights, expected, folder_weights, torn
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """What is known of a model without its weights."""
+
+    name: str  # as the user wrote it
+    config: ModelConfig
+    tokenizer: Path  # a folder with tokenizer.json
+
+    def vocabulary(self) -> dict[str, int]:
+        """Token -> id, special tokens included."""
+        file = self.tokenizer / "tokenizer.json"
+        if not file.is_file():
+            raise torn(file, "is missing (tokenizer.model alone is not read)")
+        try:
+            return Tokenizer.from_file(str(file)).get_vocab(with_added_tokens=True)
+        except Exception as error:  # the library raises bare Exceptions
+            raise torn(file, f"is not a tokenizer ({str(error)[:80]})") from error
+
+
+def describe(name: str, path: Path, cache: Path) -> Description:
+    """Read the shape and find the tokenizer. `cache`: where a GGUF file's tokenizer is unpacked. Raises Refusal."""
+    if file := _gguf(name, path):
+        opened = GGUFFile(file)
+        return Description(name, model_config(opened.config), tokenizer_folder(opened, cache))
+    generation = path / "generation_config.json"
+    config = model_config(_json(path / "config.json"), _json(generation) if generation.is_file() else None)
+    return Description(name, config, path)
+
+
+def open_weights(description: Description, path: Path) -> Weights:
+    """The weights, every tensor held against the shape. Raises Refusal."""
+    file = _gguf(description.name, path)
+    weights: Weights | None = GGUFFile(file) if file else folder_weights(path)
+    if weights is None:
+        raise Refusal(
+            "ModelNotFound",
+            f"{description.name}: no model.safetensors, pytorch_model.bin or .gguf in the folder; "
+            "copy or download the model again",
+        )
+    expected(weights, tensor_shapes(description.config), description.name)
+    return weights
+
+
+def _gguf(name: str, path: Path) -> Path | None:
+    """The GGUF file to read, if that is what the model is: named itself, or the only one in a folder without more."""
+    if path.is_file():
+        return path
+    if (path / "config.json").is_file():
+        return None
+    files = sorted(path.glob("*.gguf"))
+    if len(files) > 1:
+        raise Refusal("UnsupportedModel", f"{name}: {len(files)} GGUF files in the folder; name one of them")
+    return files[0] if files else None
+
+
+def _json(file: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(file.read_text())
+    except FileNotFoundError as error:
+        raise torn(file, "is missing") from error
+    except ValueError as error:
+        raise torn(file, "is not JSON") from error
+    if not isinstance(found, dict):
+        raise torn(file, "is not a JSON object")
+    return found

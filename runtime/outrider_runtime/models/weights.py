@@ -1,0 +1,198 @@
+"""Reading the tensors of a checkpoint: what there is, without reading it, and then one tensor after the other."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from outrider_runtime.errors import Refusal
+
+REPORT_SECONDS = 5.0
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+class Weights(Protocol):
+    """The weights of one checkpoint. Iterating reads them, in the order they lie in, on the CPU."""
+
+    shapes: Shapes  # by the tensors' names in Hugging Face's format
+    nbytes: int  # on disk
+
+    def __iter__(self) -> Iterator[tuple[str, Tensor]]: ...
+
+
+class SafetensorsWeights:
+    """One file or several, mapped into memory. Headers are checked against the files' sizes at once."""
+
+    def __init__(self, files: Mapping[Path, set[str] | None]) -> None:
+        """`files`: each file with the tensors its index promises, None without an index."""
+        shapes: dict[str, tuple[int, ...]] = {}
+        for file, promised in files.items():
+            header = _safetensors_header(file)
+            if absent := (promised or set()) - header.keys():
+                raise torn(file, f"lacks {min(absent)}, which the index says it holds")
+            shapes |= {name: tuple(entry["shape"]) for name, entry in header.items()}
+        self.files = tuple(files)
+        self.shapes: Shapes = shapes
+        self.nbytes = sum(file.stat().st_size for file in files)
+
+    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+        for file in self.files:
+            try:
+                with safe_open(file, framework="pt") as tensors:
+                    for name in tensors.offset_keys():
+                        yield name, tensors.get_tensor(name)
+            except SafetensorError as error:
+                raise torn(file, f"cannot be read: {error}") from error
+
+
+class TorchWeights:
+    """torch.save files of old (pytorch_model.bin), read without running any code they may hold."""
+
+    def __init__(self, files: Mapping[Path, set[str] | None]) -> None:
+        self.files = tuple(files)
+        self.nbytes = sum(file.stat().st_size for file in files)
+        shapes: dict[str, tuple[int, ...]] = {}
+        for file, promised in files.items():
+            tensors = _torch_load(file)
+            if absent := (promised or set()) - tensors.keys():
+                raise torn(file, f"lacks {min(absent)}, which the index says it holds")
+            shapes |= {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        self.shapes: Shapes = shapes
+
+    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+        for file in self.files:
+            yield from _torch_load(file).items()
+
+
+def folder_weights(folder: Path) -> Weights | None:
+    """The weights in a folder of Hugging Face's layout, safetensors before .bin; None when there are none."""
+    if files := _files(folder, "model", "safetensors"):
+        return SafetensorsWeights(files)
+    if files := _files(folder, "pytorch_model", "bin"):
+        return TorchWeights(files)
+    return None
+
+
+def expected(weights: Weights, shapes: Shapes, name: str) -> None:
+    """Hold what a checkpoint has against what its config.json asks for. Raises Refusal naming the first difference."""
+    if absent := shapes.keys() - weights.shapes.keys():
+        raise Refusal(
+            "ModelNotFound",
+            f"{name}: {len(absent)} tensors are missing, {min(absent)} first; copy or download the model again",
+        )
+    for tensor, shape in shapes.items():
+        if weights.shapes[tensor] != shape:
+            raise Refusal(
+                "UnsupportedModel",
+                f"{name}: {tensor} has shape {list(weights.shapes[tensor])}, config.json asks for {list(shape)}; "
+                "give the config.json that goes with these weights",
+            )
+    unknown = {tensor for tensor in weights.shapes.keys() - shapes.keys() if not _ignored(tensor)}
+    if unknown:
+        raise Refusal(
+            "UnsupportedModel",
+            f"{name}: {len(unknown)} tensors that its architecture does not have, {min(unknown)} first; "
+            "give the config.json that goes with these weights",
+        )
+
+
+def _ignored(tensor: str) -> bool:
+    """Derived tables that old versions saved, and the head of a model that ties it to its embedding."""
+    return tensor.endswith(".rotary_emb.inv_freq") or tensor == "lm_head.weight"
+
+
+def reading(weights: Weights, shapes: Shapes, name: str, report: Callable[[str], None]) -> Iterator[tuple[str, Tensor]]:
+    """The tensors named in `shapes`, with a line to `report` every few seconds and one at the end."""
+    start = said = time.monotonic()
+    done = 0
+    for tensor_name, tensor in weights:
+        if tensor_name not in shapes:
+            continue
+        yield tensor_name, tensor
+        done += tensor.nbytes
+        if (now := time.monotonic()) - said > REPORT_SECONDS:
+            said = now
+            report(f"{name}: {_rate(done, now - start)} so far")
+    report(f"{name}: weights loaded, {_rate(done, time.monotonic() - start)}")
+
+
+def _rate(nbytes: int, seconds: float) -> str:
+    return f"{nbytes / 1e9:.2f} GB in {seconds:.1f} s, {nbytes / 1e9 / max(seconds, 1e-6):.2f} GB/s"
+
+
+def torn(file: Path, what: str) -> Refusal:
+    return Refusal("ModelNotFound", f"{file} {what}; copy or download the model again")
+
+
+def _files(folder: Path, stem: str, suffix: str) -> dict[Path, set[str] | None]:
+    """Files of one format, each with the tensors the index promises; empty when the folder has none of the format."""
+    index = folder / f"{stem}.{suffix}.index.json"
+    if index.is_file():
+        promised: dict[Path, set[str] | None] = {}
+        for tensor, name in weight_map(index).items():
+            promised[folder / name] = (promised.get(folder / name) or set()) | {tensor}
+        for file in promised:
+            if not file.is_file():
+                raise torn(file, f"is missing, and {index.name} names it")
+        return dict(sorted(promised.items()))
+    if (single := folder / f"{stem}.{suffix}").is_file():
+        return {single: None}
+    shards = sorted(folder.glob(f"{stem}-*-of-*.{suffix}"))
+    if shards:
+        raise torn(index, "is missing, though there are shards")
+    return {}
+
+
+def weight_map(index: Path) -> dict[str, str]:
+    """Tensor name -> file name. Raises Refusal when the file is torn or names files outside the folder."""
+    try:
+        found = json.loads(index.read_text())["weight_map"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise torn(index, "is not an index of weights") from error
+    for file in set(found.values()):
+        if Path(file).name != file:
+            raise Refusal("UnsupportedModel", f"{index} names {file}, which is not in its own folder")
+    return dict(found)
+
+
+def _safetensors_header(file: Path) -> dict[str, Any]:
+    """Tensor name -> {dtype, shape, data_offsets}. The format: 8 bytes of length, JSON of that length, the data."""
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        if size < 8 or length > size - 8:
+            raise torn(file, f"is truncated: {size} bytes, its header alone is {length + 8}")
+        try:
+            header: dict[str, Any] = json.loads(stream.read(length))
+            header.pop("__metadata__", None)
+            end = 8 + length + max((entry["data_offsets"][1] for entry in header.values()), default=0)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise torn(file, "has no safetensors header") from error
+    if end != size:
+        raise torn(file, f"is truncated: {size} bytes of {end}" if size < end else f"is {size} bytes, not {end}")
+    return header
+
+
+def _torch_load(file: Path) -> dict[str, Tensor]:
+    try:
+        try:
+            found = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+        except RuntimeError as error:  # of torch < 1.6, which cannot be mapped
+            if "mmap" not in str(error):
+                raise
+            found = torch.load(file, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+        reason = str(error).splitlines()[0]
+        raise torn(file, f"holds something other than tensors, or is truncated ({reason})") from error
+    if not isinstance(found, dict) or not all(isinstance(tensor, Tensor) for tensor in found.values()):
+        raise Refusal("UnsupportedModel", f"{file} is not a dictionary of tensors; give safetensors")
+    return found
