@@ -47,9 +47,6 @@ class Settings(BaseSettings):
         min_length=1,
         description="Image of the runtime for objects without spec.engine.image; recorded on each Deployment.",
     )
-    image_pull_policy: Literal["", "Always", "IfNotPresent", "Never"] = Field(
-        "", description="Of the runtime container; empty leaves it to Kubernetes."
-    )
     network_policy: bool = Field(False, description="Give each object a NetworkPolicy that guards its admin port.")
     monitoring_namespace: str = Field(
         "monitoring", description="Namespace that a NetworkPolicy lets read metrics, beside the operator's own."

@@ -1,0 +1,47 @@
+"""`outrider-operator`: settings from flags and environment, logging, signals,
+and an exit code that says how it ended."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+
+from pydantic import ValidationError
+from pydantic_settings import CliApp, SettingsError
+
+from outrider_operator import logs, program
+from outrider_operator.errors import OutriderError
+from outrider_operator.settings import Settings
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """0 after SIGTERM or SIGINT, 1 when it could not go on (Kubernetes starts it anew), 2 for wrong settings."""
+    try:
+        settings = CliApp.run(Settings, cli_args=sys.argv[1:] if arguments is None else arguments)
+    except (ValidationError, SettingsError) as error:
+        sys.stderr.write(f"outrider-operator: {error}\n")
+        return 2
+    logs.set_up(settings.log_format, settings.log_level)
+    try:
+        asyncio.run(_run(settings))
+    except OutriderError as error:
+        logging.getLogger(__name__).error("giving up", extra={"error": str(error)})
+        return 1
+    return 0
+
+
+async def _run(settings: Settings) -> None:
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+
+    def listen() -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+
+    listen()
+    await program.run(settings, stop, watching=listen)  # kopf takes the signals for itself when it starts
+
+
+if __name__ == "__main__":
+    sys.exit(main())

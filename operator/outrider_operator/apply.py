@@ -1,0 +1,116 @@
+"""Making it so: children that differ from the plan are applied, leftovers removed, and nothing else is sent."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from outrider_operator import labels
+from outrider_operator.cache import Cache, Entry, Key, pack
+from outrider_operator.drift import differences
+from outrider_operator.errors import NotFound, Unavailable
+from outrider_operator.kube import Kube
+from outrider_operator.observe import Model
+from outrider_operator.ownership import foreign_owner, of_predecessor
+from outrider_operator.render.meta import sealed
+
+log = logging.getLogger(__name__)
+Rendered = Mapping[str, Any]
+
+
+class Applier:
+    def __init__(self, kube: Kube, cache: Cache) -> None:
+        self._kube, self._cache = kube, cache
+        # what the server made of our last apply where that is not what we sent (an admission webhook has its own
+        # mind): sending the same again would change nothing, for ever
+        self._settled: dict[tuple[str, Key], tuple[str, int]] = {}
+
+    async def conflicts(self, model: Model, children: Sequence[Rendered]) -> tuple[str, ...]:
+        """Names among the children's that somebody else holds. Objects the watches do not show are asked for.
+
+        Raises Unavailable while one still belongs to a deleted SpeculativeModel of the same name.
+        """
+        owners = await asyncio.gather(*(self._owner(model, child) for child in children))
+        return tuple(
+            f"{child['kind']} {child['metadata']['name']} ({owner})"
+            for child, owner in zip(children, owners, strict=True)
+            if owner is not None
+        )
+
+    async def apply(self, children: Sequence[Rendered]) -> int:
+        """Apply those that are not in step, in order; returns how many were sent."""
+        sent = 0
+        for child in map(sealed, children):
+            live = self._live(child)
+            if live is not None and self._in_step(child, live):
+                continue
+            await self._send(child, live)
+            sent += 1
+        return sent
+
+    async def prune(self, model: Model, leftovers: Sequence[tuple[str, str]]) -> None:
+        for kind, name in leftovers:
+            live = self._cache.get(kind, Key(model.namespace, name))
+            if live is None or foreign_owner(live.body, model) is not None:
+                continue
+            log.info("removing a child no longer needed", extra={"kind": kind, "child": name})
+            try:
+                await self._kube.delete(kind, model.namespace, name, live.uid)
+            except NotFound:
+                continue
+
+    def forget(self, model: Key) -> None:
+        for place in [place for place in self._settled if place[1].namespace == model.namespace]:
+            if self._cache.get(*place) is None:
+                del self._settled[place]
+
+    async def _owner(self, model: Model, child: Rendered) -> str | None:
+        live = self._live(child)
+        if live is not None:
+            body = live.body
+        else:
+            try:
+                body = await self._kube.get(child["kind"], model.namespace, child["metadata"]["name"])
+            except NotFound:
+                return None
+        owner = foreign_owner(body, model)
+        if owner is not None and of_predecessor(body, model):
+            raise Unavailable(
+                f"{body['kind']} {body['metadata']['name']} of the SpeculativeModel before is still there"
+            )
+        if owner is None and live is None:
+            self._cache.put(body)  # ours, but without the label that the watch looks for: drift, to be repaired
+        return owner
+
+    def _live(self, child: Rendered) -> Entry | None:
+        metadata = child["metadata"]
+        return self._cache.get(child["kind"], Key(metadata["namespace"], metadata["name"]))
+
+    def _in_step(self, child: Rendered, live: Entry) -> bool:
+        body = live.body
+        if "deletionTimestamp" in body["metadata"]:
+            return True  # nothing to repair in it; when it is gone it is made anew
+        wanted = child["metadata"]["annotations"][labels.HASH]
+        if self._settled.get((live.kind, live.key)) == (wanted, live.version):
+            return True
+        changed = differences(child, body)
+        if changed and body["metadata"].get("annotations", {}).get(labels.HASH) == wanted:
+            log.info(
+                "repairing a child that was changed",
+                extra={"kind": live.kind, "child": live.key.name, "fields": changed},
+            )
+        return not changed
+
+    async def _send(self, child: Rendered, live: Entry | None) -> None:
+        # the uid makes it a change of that very object: one that took its name meanwhile is not touched
+        body = {**child, "metadata": {**child["metadata"], "uid": live.uid}} if live else child
+        answer = await self._kube.apply(body)
+        self._cache.put(answer)
+        entry = pack(answer)
+        place = (entry.kind, entry.key)
+        if differences(child, entry.body):
+            self._settled[place] = (child["metadata"]["annotations"][labels.HASH], entry.version)
+        else:
+            self._settled.pop(place, None)

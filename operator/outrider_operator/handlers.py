@@ -1,0 +1,107 @@
+"""kopf, in this file alone: frames of the watches go into the cache, keys into the queue. No work is done here.
+
+Only `on.event` is used, which writes nothing: no annotations, no finalizers, no peering. kopf's own change detection,
+timers and indices are left alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+import kopf
+
+from outrider_operator.cache import Cache
+from outrider_operator.errors import OutriderError
+from outrider_operator.kinds import MODEL, Kind
+from outrider_operator.kube import Credentials
+from outrider_operator.listing import Lister
+from outrider_operator.queue import Queue
+
+
+class Frames:
+    """Takes in what the watches say."""
+
+    def __init__(self, cache: Cache, queue: Queue, lister: Lister) -> None:
+        self._cache, self._queue, self._lister = cache, queue, lister
+
+    def take(self, kind: str, change: str | None, body: Mapping[str, Any]) -> None:
+        """`change` is ADDED, MODIFIED or DELETED, or None for an object of the first list."""
+        if change is not None:
+            self._lister.heard(kind)
+        models = self._cache.remove(body) if change == "DELETED" else self._cache.put(body)
+        for key in models:
+            if kind == MODEL or self._cache.get(MODEL, key):
+                self._queue.add(key)
+
+
+def registry(
+    frames: Frames, kinds: Sequence[Kind], credentials: Callable[[], Awaitable[Credentials]]
+) -> kopf.OperatorRegistry:
+    result = kopf.OperatorRegistry()
+
+    @kopf.on.login(registry=result)
+    async def login(**_: Any) -> kopf.ConnectionInfo:
+        known = await credentials()
+        scheme, _space, token = known.authorization.partition(" ")
+        return kopf.ConnectionInfo(
+            server=known.server,
+            ca_path=known.ca_file,
+            insecure=known.insecure,
+            scheme=scheme or None,
+            token=token or None,
+            certificate_path=known.certificate_file,
+            private_key_path=known.key_file,
+        )
+
+    for kind in kinds:
+
+        async def take(event: kopf.RawEvent, kind: str = kind.name, **_: Any) -> None:
+            frames.take(kind, event["type"], event["object"])
+
+        kopf.on.event(kind.group, kind.version, kind.plural, id=f"take-{kind.plural}", registry=result)(take)
+    return result
+
+
+def settings(kinds: Sequence[Kind]) -> kopf.OperatorSettings:
+    result = kopf.OperatorSettings()
+    result.posting.enabled = False
+    result.peering.standalone = True
+    result.scanning.disabled = True  # the set of kinds is fixed: neither CRDs nor namespaces are watched
+    result.queueing.idle_timeout = 0.5  # a task an object ends soon: thousands are idle
+    result.watching.chunk_size = 250
+    result.process.ultimate_exiting_timeout = 60
+    for kind in kinds:
+        if kind.selector:
+            result.watching.label_selectors[kind.group, kind.version, kind.plural] = kind.selector
+    return result
+
+
+async def watch(
+    operator_registry: kopf.OperatorRegistry,
+    operator_settings: kopf.OperatorSettings,
+    namespaces: Sequence[str],
+    watching: Callable[[], None],
+) -> None:
+    """Watch for ever; `watching` is called when it has begun. Raises when a watch fails for good."""
+    logging.getLogger("kopf").setLevel(logging.WARNING)  # two lines for every frame otherwise
+    ready = asyncio.Event()
+
+    async def announce() -> None:
+        await ready.wait()
+        watching()
+
+    async def operate() -> None:
+        await kopf.operator(
+            registry=operator_registry,
+            settings=operator_settings,
+            clusterwide=not namespaces,
+            namespaces=list(namespaces),
+            standalone=True,
+            ready_flag=ready,
+        )
+        raise OutriderError("the watches were stopped by a signal")  # one that kopf caught before we did
+
+    await asyncio.gather(operate(), announce())

@@ -1,0 +1,197 @@
+"""One object from what is to what should be: key -> observe -> plan -> apply -> tell pods -> status -> look again.
+
+It looks at the whole each time and never at what happened: killed between any two writes, the next look goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime
+
+from outrider_operator.api.v1alpha1 import API_VERSION, KIND
+from outrider_operator.apply import Applier
+from outrider_operator.cache import Cache, Key
+from outrider_operator.errors import Conflict, NameConflict, NotFound, Rejected, Unavailable
+from outrider_operator.events import Publisher
+from outrider_operator.fleet.history import window
+from outrider_operator.kinds import MODEL
+from outrider_operator.kube import Kube
+from outrider_operator.metrics import Metrics
+from outrider_operator.observation import model_of, observe
+from outrider_operator.observe import Model, Observed, Pod
+from outrider_operator.plan import Defaults, Plan, plan
+from outrider_operator.queue import Queue
+from outrider_operator.rounds import Rounds
+from outrider_operator.secret import Tokens
+from outrider_operator.status import differs, status
+from outrider_operator.telling import Teller
+
+log = logging.getLogger(__name__)
+TRIES = 3  # of an apply that the server answers with 500 before status says so
+
+
+class Reconciler:
+    def __init__(
+        self,
+        kube: Kube,
+        cache: Cache,
+        queue: Queue,
+        rounds: Rounds,
+        tokens: Tokens,
+        teller: Teller,
+        publisher: Publisher,
+        metrics: Metrics,
+        defaults: Defaults,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._kube, self._cache, self._queue, self._rounds = kube, cache, queue, rounds
+        self._tokens, self._teller, self._publisher, self._metrics = tokens, teller, publisher, metrics
+        self._defaults, self._clock, self._wall = defaults, clock, wall
+        self._applier = Applier(kube, cache)
+        self._apply_errors: dict[Key, str] = {}
+        self._status_written: dict[Key, float] = {}
+
+    async def work(self) -> None:
+        """One worker; several may run at once."""
+        while True:
+            key = await self._queue.get()
+            started, outcome = self._clock(), "failed"
+            try:
+                outcome = await self._attempt(key)
+            finally:
+                self._queue.done(key)
+                self._metrics.reconcile.labels(outcome).observe(self._clock() - started)
+
+    async def reconcile(self, key: Key) -> float | None:
+        """Bring one object forward as far as it goes now; returns seconds until time alone may change something.
+
+        Raises OutriderError when it has to be tried again.
+        """
+        entry = self._cache.get(MODEL, key)
+        model = model_of(entry.body) if entry else None
+        if model is None or model.deleting:
+            self._forget(key)
+            return None
+        observed = self._observe(model)
+        self._follow(observed)
+        planned = plan(observed, self._defaults)
+        if planned.refusal is None:
+            conflicts = await self._conflicts(observed, planned)
+            if conflicts:
+                observed = replace(observed, conflicts=conflicts)
+                planned = plan(observed, self._defaults)
+        trouble: Rejected | None = None
+        if planned.refusal is None:
+            try:
+                observed = await self._apply(observed, planned)
+            except Rejected as error:
+                trouble, observed = error, self._complaint(observed, error)
+        await self._say(model, planned)
+        await self._write_status(observed, planned)
+        if trouble is not None:
+            raise trouble
+        if planned.refusal is None and planned.policy is not None:
+            await self._teller.tell(key, _ready(observed), observed.fleet, planned.policy)
+        return planned.look_again
+
+    async def _attempt(self, key: Key) -> str:
+        try:
+            again = await self.reconcile(key)
+        except (Unavailable, Conflict, NotFound, Rejected) as error:
+            retry_after = error.retry_after if isinstance(error, Unavailable) else None
+            delay = self._queue.retry(key, retry_after)
+            expected = isinstance(error, Conflict) and self._queue.failures(key) == 1
+            log.log(
+                logging.DEBUG if expected else logging.WARNING,
+                "will try again",
+                extra={"object": str(key), "error": str(error), "seconds": round(delay, 1)},
+            )
+            return type(error).__name__.lower()
+        except Exception:
+            delay = self._queue.retry(key)
+            log.exception("a reconcile failed", extra={"object": str(key), "seconds": round(delay, 1)})
+            return "failed"
+        self._queue.succeeded(key)
+        if again is not None:
+            self._queue.add_after(key, again)
+        return "done"
+
+    def _observe(self, model: Model) -> Observed:
+        key = Key(model.namespace, model.name)
+        return observe(
+            model,
+            self._cache.of_model(key),
+            self._rounds.fleet(key),
+            self._clock(),
+            self._wall(),
+            apply_error=self._apply_errors.get(key, ""),
+            status_written_at=self._status_written.get(key),
+        )
+
+    def _follow(self, observed: Observed) -> None:
+        model = observed.model
+        if model.spec is not None:
+            self._rounds.follow(Key(model.namespace, model.name), _ready(observed), window(model.spec))
+
+    async def _conflicts(self, observed: Observed, planned: Plan) -> tuple[str, ...]:
+        """Names we need and others hold. The Secret comes last, so that nothing is made where something is taken."""
+        conflicts = await self._applier.conflicts(observed.model, planned.children)
+        if conflicts:
+            return conflicts
+        try:
+            await self._tokens.ensure(observed.model, fresh=observed.deployment is None)
+        except NameConflict as error:
+            return (error.message,)
+        return ()
+
+    async def _apply(self, observed: Observed, planned: Plan) -> Observed:
+        key = Key(observed.model.namespace, observed.model.name)
+        sent = await self._applier.apply(planned.children)
+        await self._applier.prune(observed.model, planned.prune)
+        recovered = self._apply_errors.pop(key, None) is not None
+        self._metrics.drift.inc(sent)
+        if not sent and not recovered:
+            return observed
+        return replace(self._observe(observed.model), now=observed.now, wall=observed.wall, fleet=observed.fleet)
+
+    def _complaint(self, observed: Observed, error: Rejected) -> Observed:
+        """What the API server refused for good is the user's to know; a 500 may pass, so it gets a few tries."""
+        key = Key(observed.model.namespace, observed.model.name)
+        if error.status < 500 or self._queue.failures(key) + 1 >= TRIES:
+            self._apply_errors[key] = str(error)
+        return replace(observed, apply_error=self._apply_errors.get(key, ""))
+
+    async def _say(self, model: Model, planned: Plan) -> None:
+        for event in planned.events:
+            self._metrics.decisions.labels(str(event.reason)).inc()
+        await self._publisher.publish(model, planned.events)
+
+    async def _write_status(self, observed: Observed, planned: Plan) -> None:
+        model = observed.model
+        wanted = status(observed, planned)
+        if not differs(wanted, model.status):
+            return
+        metadata = {"namespace": model.namespace, "name": model.name, "uid": model.uid}
+        try:
+            answer = await self._kube.apply_status(
+                {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "status": wanted}
+            )
+        except NotFound:
+            return  # deleted meanwhile; the watch will say so
+        self._cache.put(answer)
+        self._status_written[Key(model.namespace, model.name)] = self._clock()
+
+    def _forget(self, key: Key) -> None:
+        """Nothing to undo: what it owns is collected by its ownerReferences."""
+        for memory in (self._rounds, self._tokens, self._publisher, self._teller, self._applier, self._queue):
+            memory.forget(key)
+        self._apply_errors.pop(key, None)
+        self._status_written.pop(key, None)
+
+
+def _ready(observed: Observed) -> list[Pod]:
+    return [pod for pod in observed.pods if pod.ready and not pod.deleting]
