@@ -6,7 +6,7 @@ PYTHON ?= python3
 VENV := $(OUTRIDER_HOME)/venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help venv lint test test-unit test-runtime test-cluster test-e2e demo down images crds lock \
+.PHONY: help venv lint test test-unit test-runtime test-cluster test-e2e demo down images crds docs lock \
         soak bench-operator clean
 
 help:            ## this list
@@ -41,6 +41,9 @@ images:          ## both container images, by buildah
 
 crds: venv       ## regenerate crds/ from the pydantic models
 	@$(VENV)/python -m outrider_operator.api.crd
+
+docs: venv       ## regenerate docs/api.md from the pydantic models
+	@$(VENV)/python hack/api_docs.py docs/api.md
 
 lock: venv       ## refresh requirements/ from pyproject.toml
 	@hack/image/lock.sh --upgrade

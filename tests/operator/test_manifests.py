@@ -24,6 +24,7 @@ CHILD = {"get", "list", "watch", "create", "patch", "delete"}
 RIGHTS = {  # of the ClusterRole: resource -> verbs
     "outrider.dev/speculativemodels": {"get", "list", "watch"},
     "outrider.dev/speculativemodels/status": {"patch"},
+    "outrider.dev/speculativemodels/finalizers": {"update"},
     "/services": CHILD,
     "/configmaps": CHILD,
     "/persistentvolumeclaims": CHILD,
@@ -32,7 +33,7 @@ RIGHTS = {  # of the ClusterRole: resource -> verbs
     "networking.k8s.io/networkpolicies": CHILD,
     "/pods": {"list", "watch"},
     "/secrets": {"get", "create"},
-    "events.k8s.io/events": {"create", "patch"},
+    "events.k8s.io/events": {"create"},
 }
 
 
