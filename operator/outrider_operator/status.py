@@ -99,6 +99,7 @@ def _speculation(facts: Facts, before: Mapping[str, Any]) -> dict[str, Any] | No
     return _given(
         state=state,
         reason=reason or None,
+        method=str(facts.spec.speculative_decoding.effective_method) if facts.spec else old.get("method"),
         lastTransitionTime=timestamp(facts) if turned else old.get("lastTransitionTime"),
         **_numbers(facts, old, state, turned),
     )
