@@ -19,10 +19,20 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "hack"), str(ROOT / "hack/cluster")]
+
+from demo.cluster import check_space  # noqa: E402  # needs the two folders above
+from demo.steps import StepError  # noqa: E402
+
 HOME = Path(os.environ.get("OUTRIDER_HOME", "~/.cache/outrider")).expanduser()
 BIN = HOME / "venv/bin"
 CLUSTER = ROOT / "hack/cluster/cluster"
+DOWN = 3  # what `cluster status` ends with when nothing runs
 
+ENVIRONMENT = {
+    "PYTHONPATH": "operator:runtime:hack:hack/cluster",
+    "OUTRIDER_REQUIRE_CLUSTER": "1",  # a test that finds no cluster fails, it is not skipped
+}
 LINTERS = (
     (BIN / "ruff", "check", "."),
     (BIN / "ruff", "format", "--check", "."),
@@ -70,18 +80,29 @@ def main(names: list[str]) -> int:
         print(f"no such part: {', '.join(sorted(unknown))}; there are {', '.join(p.name for p in PARTS)}")
         return 2
     parts = [part for part in PARTS if not names or part.name in names]
+    if any(part.name == "e2e" for part in parts):
+        try:
+            check_space()
+        except StepError as error:
+            print(error)
+            return 1
     if any((CLUSTER, "build") in part.needs for part in parts):
         # Minutes of compiling on a new machine: it goes on beside the parts that need no cluster.
         subprocess.run([CLUSTER, "packages"], cwd=ROOT, check=True)
         subprocess.run([CLUSTER, "build", "--background"], cwd=ROOT, check=True)
-    prepare("environment", ((ROOT / "hack/venv",),))
+    if not prepare("environment", ((ROOT / "hack/venv",),)):
+        return 1
+    os.environ |= ENVIRONMENT
 
     total, lines = Count(), []
+    was_up = node_is_up()
     for part in parts:
         count, line = run(part)
         total += count
         lines.append(line)
         print(line, flush=True)
+    if node_is_up() and not was_up:
+        subprocess.run([CLUSTER, "down"], cwd=ROOT, check=False)
     if len(parts) > 1:
         print("\n" + "\n".join(lines))
     print(total)
@@ -111,6 +132,11 @@ def prepare(name: str, commands: tuple[tuple[str | Path, ...], ...]) -> bool:
         if (took := time.monotonic() - start) > 1:
             print(f"{name}: {shown(command)} took {took:.0f} s", flush=True)
     return True
+
+
+def node_is_up() -> bool:
+    """Whether the local cluster runs: one that was up before, the demo's perhaps, is left as it was."""
+    return subprocess.run([CLUSTER, "status"], cwd=ROOT, stdout=subprocess.DEVNULL, check=False).returncode != DOWN
 
 
 def lint() -> Count:
