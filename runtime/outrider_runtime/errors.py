@@ -3,6 +3,7 @@
 RuntimeFault
 ├── Refusal        the runtime will not start with this: one line with the fix, an exit code of its own
 ├── BadRequest     the client's fault: a 4xx that names the field
+├── Unavailable    not now: loading, draining or a full queue; the client may try again
 └── EngineDead     the engine's process is gone; every open request gets an error
 """
 
@@ -50,6 +51,15 @@ class BadRequest(RuntimeFault):
         self.param = param
         self.code = code
         self.status = status
+
+
+class Unavailable(RuntimeFault):
+    def __init__(self, message: str, code: str, status: int = 503, retry_after: int | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.code = code
+        self.status = status
+        self.retry_after = retry_after  # seconds
 
 
 class EngineDead(RuntimeFault):

@@ -115,7 +115,7 @@ class RequestStream:
 
 
 class EngineClient:
-    """One per process, on one event loop. `ready` gives the loaded model or a Refusal, `died` the reason once it has."""
+    """One per process, on one event loop. `ready` gives the loaded model or a Refusal; `died` the reason, if it has."""
 
     def __init__(self, connection: Connection, process: EngineProcess | None = None) -> None:
         self._connection = connection

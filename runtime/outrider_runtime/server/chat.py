@@ -25,7 +25,7 @@ Message = Mapping[str, str]  # role, content, perhaps name
 class _Generation(jinja2.ext.Extension):
     """Templates mark the assistant's part with {% generation %}, for training; here it is transparent."""
 
-    tags = {"generation"}  # noqa: RUF012: jinja2 declares it so
+    tags = {"generation"}  # noqa: RUF012
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
         next(parser.stream)

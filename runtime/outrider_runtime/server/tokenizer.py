@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,9 @@ class Tokenizer:
 
     def __init__(self, folder: Path) -> None:
         """Raises Refusal(UnsupportedModel)."""
-        path = folder / "tokenizer.json"
+        self._path = path = folder / "tokenizer.json"
         try:
-            definition = json.loads(path.read_bytes())
-            self._backend = _backend(definition)
-            plain = {**definition, "added_tokens": [], "truncation": None, "padding": None}
-            self._plain_first, self._plain_rest = _backend(plain), _backend(_without_prefix(plain))
+            self._backend = _backend(json.loads(path.read_bytes()))
         except Exception as error:  # tokenizers raises bare Exception
             raise Refusal(
                 "UnsupportedModel", f"{path} is no tokenizer ({error}); give the model's folder one"
@@ -59,8 +57,14 @@ class Tokenizer:
                 position = match.end()
         return tuple(ids)
 
+    @cached_property
+    def _plain(self) -> tuple[Backend, Backend]:
+        """Without control tokens: for a text's first piece, and for the others. Made when needed, as it is rare."""
+        definition = {**json.loads(self._path.read_bytes()), "added_tokens": []}
+        return _backend(definition), _backend(_without_prefix(definition))
+
     def _encode_plain(self, text: str, *, first: bool) -> list[int]:
-        backend = self._plain_first if first else self._plain_rest
+        backend = self._plain[0 if first else 1]
         ids: list[int] = backend.encode(text, add_special_tokens=False).ids
         if not any(self._backend.id_to_token(id) in self.added_tokens for id in ids):
             return ids
