@@ -55,8 +55,13 @@ class Memory:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Memory:
-        """Unknown keys are ignored and missing ones take their defaults, so that versions can read each other's."""
-        known = {k: data[k] for k in cls.__dataclass_fields__ if k in data}
-        if "state" in known:
-            known["state"] = SpeculationState(known["state"])
+        """Unknown keys are ignored and missing ones take their defaults, so that versions can read each other's.
+
+        Raises ValueError or TypeError for a value of another kind.
+        """
+        fresh = cls()
+        known = {}
+        for name in cls.__dataclass_fields__:
+            if name in data:
+                known[name] = type(getattr(fresh, name))(data[name])
         return cls(**known)
