@@ -1,4 +1,4 @@
-"""A model's files opened and found whole: shape, weights and tokenizer, with nothing read that is large."""
+"""A model's files opened and found whole: shape, tokenizer and weights, with nothing read that is large."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from outrider_runtime.models.weights import Weights, expected, folder_weights, t
 
 
 @dataclass(frozen=True, slots=True)
-class Description:
-    """What is known of a model without its weights."""
-
+class Checkpoint:
     name: str  # as the user wrote it
+    path: Path
     config: ModelConfig
     tokenizer: Path  # a folder with tokenizer.json
+    gguf: GGUFFile | None = None  # opened once: its header takes seconds
 
     def vocabulary(self) -> dict[str, int]:
-        """Token -> id, special tokens included."""
+        """Token -> id, special tokens included. Raises Refusal."""
         file = self.tokenizer / "tokenizer.json"
         if not file.is_file():
             raise torn(file, "is missing (tokenizer.model alone is not read)")
@@ -33,29 +33,27 @@ class Description:
         except Exception as error:  # the library raises bare Exceptions
             raise torn(file, f"is not a tokenizer ({str(error)[:80]})") from error
 
+    def weights(self) -> Weights:
+        """What there is to read, every tensor held against the shape. Raises Refusal."""
+        weights: Weights | None = self.gguf or folder_weights(self.path)
+        if weights is None:
+            raise Refusal(
+                "ModelNotFound",
+                f"{self.name}: no model.safetensors, pytorch_model.bin or .gguf in the folder; "
+                "copy or download the model again",
+            )
+        expected(weights, tensor_shapes(self.config), self.name)
+        return weights
 
-def describe(name: str, path: Path, cache: Path) -> Description:
+
+def open_checkpoint(name: str, path: Path, cache: Path) -> Checkpoint:
     """Read the shape and find the tokenizer. `cache`: where a GGUF file's tokenizer is unpacked. Raises Refusal."""
     if file := _gguf(name, path):
         opened = GGUFFile(file)
-        return Description(name, model_config(opened.config), tokenizer_folder(opened, cache))
+        return Checkpoint(name, path, model_config(opened.config), tokenizer_folder(opened, cache), opened)
     generation = path / "generation_config.json"
     config = model_config(_json(path / "config.json"), _json(generation) if generation.is_file() else None)
-    return Description(name, config, path)
-
-
-def open_weights(description: Description, path: Path) -> Weights:
-    """The weights, every tensor held against the shape. Raises Refusal."""
-    file = _gguf(description.name, path)
-    weights: Weights | None = GGUFFile(file) if file else folder_weights(path)
-    if weights is None:
-        raise Refusal(
-            "ModelNotFound",
-            f"{description.name}: no model.safetensors, pytorch_model.bin or .gguf in the folder; "
-            "copy or download the model again",
-        )
-    expected(weights, tensor_shapes(description.config), description.name)
-    return weights
+    return Checkpoint(name, path, config, path)
 
 
 def _gguf(name: str, path: Path) -> Path | None:

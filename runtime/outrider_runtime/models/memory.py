@@ -9,7 +9,7 @@ from outrider_runtime.config import EngineConfig
 from outrider_runtime.errors import Refusal
 from outrider_runtime.models.config import ModelConfig, tensor_shapes
 
-CPU_CACHE_SHARE = 0.25  # of free memory: a CPU's memory has other users
+CPU_CACHE_SHARE = 1 / 8  # of free memory: a CPU's memory has other users
 SHORTEST_CONTEXT = 2048  # tokens; with less room than for one such request the model does not fit
 LOGIT_BYTES = 4  # sampling is in float32
 

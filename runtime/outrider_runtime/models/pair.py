@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from outrider_runtime.errors import Refusal
-from outrider_runtime.models.checkpoint import Description
+from outrider_runtime.models.checkpoint import Checkpoint
 
 
-def check_pair(target: Description, draft: Description) -> None:
+def check_pair(target: Checkpoint, draft: Checkpoint) -> None:
     """Raises Refusal(TokenizerMismatch)."""
     if difference := mismatch(
         target.vocabulary(), draft.vocabulary(), target.config.vocab_size, draft.config.vocab_size

@@ -60,7 +60,7 @@ def find(source: SourceConfig, cache: Path, report: Callable[[str], None], weigh
     folder = cache / f"models--{repo.replace('/', '--')}" / "snapshots" / commit
     if not folder.is_dir():
         raise Refusal("ModelNotFound", f"{source.uri}: no file of a model in it; correct the name")
-    return Found(folder, commit)
+    return Found(folder, commit, complete=weights)
 
 
 def files(names: list[str], weights: bool) -> list[str]:

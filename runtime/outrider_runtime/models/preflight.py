@@ -1,0 +1,140 @@
+"""All that can be refused before a weight is read or downloaded: shapes, tokenizers, contexts, memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from huggingface_hub import constants
+
+from outrider_runtime.config import EngineConfig, SourceConfig
+from outrider_runtime.engine.messages import DraftState
+from outrider_runtime.errors import Refusal
+from outrider_runtime.models.checkpoint import Checkpoint, open_checkpoint
+from outrider_runtime.models.config import ModelConfig
+from outrider_runtime.models.host import cpu_memory
+from outrider_runtime.models.memory import Memory, Plan, parameters, plan
+from outrider_runtime.models.pair import check_pair
+from outrider_runtime.models.sources import find
+
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A model that passed on its own."""
+
+    source: SourceConfig  # its revision the commit that was looked at
+    checkpoint: Checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class Preflight:
+    """What is settled. `draft` is None without a draft model or when it was refused; `draft_state` says which."""
+
+    target: Candidate
+    draft: Candidate | None
+    draft_state: DraftState
+    plan: Plan
+    device: torch.device
+    dtype: torch.dtype  # of weights and KV cache, in target and draft
+
+
+def preflight(config: EngineConfig, report: Report) -> Preflight:
+    """`report` gets a line for each check that is passed. Raises Refusal."""
+    if config.tensor_parallel_size != 1:
+        raise Refusal(
+            "UnsupportedParallelism", f"--tensor-parallel-size {config.tensor_parallel_size}; only 1 is supported"
+        )
+    device, memory = _device(config)
+    target = _candidate("target", config, config.model, report)
+    dtype = choose_dtype(config, target.checkpoint.config)
+
+    def planned(draft: Candidate | None) -> Plan:
+        drafting = draft.checkpoint.config if draft else None
+        settled = plan(config, target.checkpoint.config, drafting, dtype.itemsize, memory)
+        report(f"memory: {settled}")
+        return settled
+
+    if config.speculation.method == "draft-model":
+        try:
+            draft = _draft(config, target, report)
+            settled = planned(draft)
+        except Refusal as refusal:
+            return Preflight(target, None, refused(config, refusal), planned(None), device, dtype)
+        note = shorter_context(draft.checkpoint, settled.max_model_len)
+        if note:
+            report(note)
+        return Preflight(target, draft, DraftState(True, message=note), settled, device, dtype)
+    return Preflight(target, None, DraftState(True, "NotRequired"), planned(None), device, dtype)
+
+
+def refused(config: EngineConfig, refusal: Refusal) -> DraftState:
+    """Plain serving goes on without the draft, unless the policy insists on it."""
+    if config.policy.mode == "Enabled":
+        raise Refusal("DraftUnavailable", f"mode Enabled needs the draft, which was refused: {refusal}") from refusal
+    return DraftState(False, refusal.reason, refusal.message)
+
+
+def shorter_context(draft: Checkpoint, max_model_len: int) -> str:
+    """What happens when the draft reads less than the target does; empty when it does not."""
+    context = draft.config.max_position_embeddings
+    if context >= max_model_len:
+        return ""
+    return f"draft: reads {context} tokens of the target's {max_model_len}; what follows is decoded without drafts"
+
+
+def choose_dtype(config: EngineConfig, target: ModelConfig) -> torch.dtype:
+    """`auto`: on cuda the checkpoint's; on a CPU float32, where exactness is held and bfloat16 is no faster."""
+    name: str = config.dtype
+    if name == "auto":
+        name = "float32" if config.device == "cpu" else target.dtype
+    if name not in DTYPES:
+        raise Refusal("UnsupportedModel", f"dtype {name}; supported: {', '.join(DTYPES)}")
+    return DTYPES[name]
+
+
+def cache_folder(config: EngineConfig) -> Path:
+    return config.download_dir or Path(constants.HF_HUB_CACHE)
+
+
+def _candidate(role: str, config: EngineConfig, source: SourceConfig, report: Report) -> Candidate:
+    cache = cache_folder(config)
+    found = find(source, cache, report, weights=False)
+    checkpoint = open_checkpoint(source.uri, found.path, cache / "tokenizers")
+    checkpoint.vocabulary()
+    if found.complete:
+        checkpoint.weights()
+    shape = checkpoint.config
+    report(
+        f"{role}: {shape.architecture}, {parameters(shape) / 1e6:.1f} M parameters, vocabulary {shape.vocab_size}, "
+        f"context {shape.max_position_embeddings}, {source.uri}{f' at {found.revision}' if found.revision else ''}"
+    )
+    return Candidate(SourceConfig(source.uri, found.revision or None), checkpoint)
+
+
+def _draft(config: EngineConfig, target: Candidate, report: Report) -> Candidate:
+    if config.speculation.draft is None:
+        raise Refusal("InvalidArgument", "method draft-model needs --draft-model")
+    draft = _candidate("draft", config, config.speculation.draft, report)
+    check_pair(target.checkpoint, draft.checkpoint)
+    report("tokenizers: the same token behind every id both can emit")
+    ends = [checkpoint.config.eos_token_ids for checkpoint in (target.checkpoint, draft.checkpoint)]
+    report(
+        f"end tokens: {list(ends[0])}" + ("" if ends[0] == ends[1] else f"; the draft's {list(ends[1])} are not used")
+    )
+    return draft
+
+
+def _device(config: EngineConfig) -> tuple[torch.device, Memory]:
+    device = torch.device(config.device)
+    if device.type == "cpu":
+        return device, cpu_memory()
+    if not torch.cuda.is_available():
+        raise Refusal("InvalidArgument", "--device cuda: no CUDA device is visible; ask for nvidia.com/gpu or use cpu")
+    free, total = torch.cuda.mem_get_info(device)
+    return device, Memory(total, free)
