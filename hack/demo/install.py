@@ -21,9 +21,9 @@ SELECTOR = f"app.kubernetes.io/name={NAME}"
 
 def install(step: Step, cluster: Cluster) -> None:
     """`kubectl apply -k manifests/install`, then wait until the operator's Deployment is complete."""
-    with overlay() as folder:
-        cluster.kubectl("apply", "--server-side", "--force-conflicts", "--kustomize", str(folder))
     system = cluster.kubectl.within(NAMESPACE)
+    with overlay() as folder:
+        system("apply", "--server-side", "--force-conflicts", "--kustomize", str(folder))
     if cluster.local and images.replace_stale_pods(system, SELECTOR, images.OPERATOR):
         step.say("a new build of the operator takes over")
     step.wait("operator available", lambda: available(system), 120)

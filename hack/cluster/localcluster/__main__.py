@@ -44,15 +44,23 @@ def parser() -> argparse.ArgumentParser:
     command = commands.add_parser("load-image", help="copy images from buildah into the node, changed layers only")
     command.add_argument("images", nargs="+", metavar="NAME")
     commands.add_parser("kubeconfig", help="print the path of the kubeconfig")
-    command = commands.add_parser("kubectl", help="kubectl on this cluster", add_help=False)
-    command.add_argument("arguments", nargs=argparse.REMAINDER)
+    commands.add_parser("kubectl", help="kubectl on this cluster", usage="%(prog)s ARGUMENTS...")
     command = commands.add_parser("kill", help="signal a component; it is started again after a second")
     command.add_argument("component", choices=(*build.PROGRAMS[:-2], "coredns", "containerd"))
     command.add_argument("signal", nargs="?", type=_signal, default=signal.SIGTERM, metavar="SIGNAL")
-    command = commands.add_parser("sh", help="a shell, or a command, inside the node's namespaces", add_help=False)
-    command.add_argument("arguments", nargs=argparse.REMAINDER)
+    commands.add_parser("sh", help="a shell, or a command, inside the node's namespaces", usage="%(prog)s [COMMAND...]")
     commands.add_parser("_node").add_argument("network")
     return top
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """What follows `kubectl` or `sh` is passed on as it is, options first or not."""
+    places = (n for n, word in enumerate(argv) if word in ("kubectl", "sh") and argv[n - 1 : n] != ["--name"])
+    passing = next(places, len(argv))
+    arguments = parser().parse_args(argv[: passing + 1])
+    if passing < len(argv):
+        arguments.arguments = list(argv[passing + 1 :])
+    return arguments
 
 
 def _count(text: str) -> int:
@@ -69,7 +77,7 @@ def _signal(text: str) -> signal.Signals:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    arguments = parser().parse_args(argv)
+    arguments = parse(sys.argv[1:] if argv is None else argv)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that a stopped `up` clears what it began
     try:
         if os.environ.get("CLUSTER") == "current":

@@ -28,8 +28,9 @@ def test_the_cluster_is_named_by_the_option_before_the_environment(monkeypatch: 
 
 
 def test_what_follows_kubectl_is_kubectls() -> None:
-    arguments = command.parser().parse_args(["kubectl", "get", "pods", "-A", "--help"])
-    assert arguments.arguments == ["get", "pods", "-A", "--help"]
+    arguments = command.parse(["kubectl", "-n", "x", "get", "pods", "--help"])
+    assert arguments.arguments == ["-n", "x", "get", "pods", "--help"]
+    assert command.parse(["--name", "sh", "status"]).name == "sh"
 
 
 @pytest.mark.parametrize(
