@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import subprocess
 import time
@@ -67,10 +68,11 @@ class Cluster:
 
 def choose() -> Cluster:
     """By CLUSTER: `current`, or else the local cluster (OUTRIDER_CLUSTER names it)."""
+    ours = build.binaries(HOME) / "kubectl"
     if os.environ.get("CLUSTER") == "current":
-        return Cluster(Kubectl("kubectl"), local=False)
+        return Cluster(Kubectl(shutil.which("kubectl") or ours), local=False)
     place = Place.of(HOME, os.environ.get("OUTRIDER_CLUSTER") or "default")
-    return Cluster(Kubectl(build.binaries(HOME) / "kubectl", place.kubeconfig), local=True)
+    return Cluster(Kubectl(ours, place.kubeconfig), local=True)
 
 
 def check_space() -> None:
