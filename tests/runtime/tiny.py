@@ -34,7 +34,7 @@ def reference_model(architecture: str = "LlamaForCausalLM", seed: int = 0, **cha
     config._attn_implementation = "eager"
     model = model_class(config).eval()
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
+        for parameter in model.parameters():
             if parameter.dim() == 1:  # norms and biases: not the ones and zeros they are born with
                 parameter += 0.2 * torch.randn_like(parameter)
     return model

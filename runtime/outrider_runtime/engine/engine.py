@@ -2,20 +2,41 @@
 
 from __future__ import annotations
 
+import secrets
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+import torch
 
 from outrider_runtime.config import EngineConfig
-from outrider_runtime.engine.messages import AddRequest, EngineStats, StepOutput
+from outrider_runtime.engine.messages import AddRequest, EngineStats, FinishReason, StepOutput, TokenDelta
+from outrider_runtime.engine.request import Request
+from outrider_runtime.engine.scheduler import Chunk, Scheduler
+from outrider_runtime.errors import BadRequest, Refusal
+from outrider_runtime.kv.cache import KVCache, kv_bytes_per_block
+from outrider_runtime.kv.memory import cache_bytes
+from outrider_runtime.kv.prefix import PrefixCache
+from outrider_runtime.layers.batch import Span, make_batch
 from outrider_runtime.models.llama import LlamaForCausalLM
+from outrider_runtime.sampling.pipeline import Row, sample
 from outrider_runtime.speculation.policy import Policy
+from outrider_runtime.speculation.registry import Setting, make_proposer
+from outrider_runtime.speculation.verify import walk
+
+
+@dataclass(slots=True)
+class _Counters:
+    accepted_per_position: list[int]
+    drafts: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+    generated_tokens: int = 0
+    prompt_tokens: int = 0
 
 
 class Engine:
     """Not thread-safe: one thread adds, aborts, sets the policy and steps, in any order between two steps."""
-
-    max_model_len: int  # prompt and generated tokens together; never more than the KV cache holds
-    policy: Policy
 
     def __init__(
         self,
@@ -29,32 +50,221 @@ class Engine:
     ) -> None:
         """Modules are loaded and on their device. Without a draft, the method `draft-model` decodes plainly.
 
-        `max_model_len` None is the config's, else the model's. Raises Refusal(DoesNotFit) when the KV cache cannot
-        hold one request of that length.
+        `max_model_len` None is the config's, else the model's: prompt and generated tokens together. Raises
+        Refusal(DoesNotFit) when the KV cache cannot hold one request of that length, ValueError for a token budget
+        below the concurrency.
         """
-        raise NotImplementedError
+        self.config = config
+        self.policy = config.policy
+        self.max_model_len = max_model_len or config.max_model_len or target.config.max_position_embeddings
+        self._target = target
+        self._eos_token_ids = frozenset(eos_token_ids)
+        self._clock = clock
+        block_size = config.cache.block_size
+        num_blocks = self._num_blocks(draft)
+        self._cache = KVCache(target.config, num_blocks, block_size, target.dtype, target.device)
+        draft_cache = (
+            None if draft is None else KVCache(draft.config, num_blocks, block_size, draft.dtype, draft.device)
+        )
+        self._prefixes = PrefixCache(num_blocks, config.cache.prefix_caching)
+        self._scheduler = Scheduler(config.scheduler, self._prefixes, block_size, self.max_model_len, clock)
+        self._proposer = make_proposer(
+            Setting(config, target, draft, draft_cache, self.max_model_len, self._eos_token_ids)
+        )
+        self._requests: dict[str, Request] = {}
+        self._counters = _Counters([0] * config.speculation.max_tokens)
 
     @property
     def has_work(self) -> bool:
         """Whether step() would do anything."""
-        raise NotImplementedError
+        return bool(self._requests)
 
     def add(self, message: AddRequest) -> None:
         """Queue a request. Raises BadRequest: prompt empty or too long, token ids out of range, id in use."""
-        raise NotImplementedError
+        self._check(message)
+        params = message.params
+        request = Request(
+            request_id=message.request_id,
+            prompt_length=len(message.prompt),
+            params=params,
+            seed=secrets.randbits(63) if params.seed is None else params.seed,
+            tokens=list(message.prompt),
+            arrival=self._clock(),
+        )
+        self._requests[request.request_id] = request
+        self._scheduler.add(request)
 
     def abort(self, request_id: str) -> None:
         """Forget a request and free its blocks; unknown or finished ones are ignored. No delta follows."""
-        raise NotImplementedError
+        if (request := self._requests.get(request_id)) is not None:
+            self._forget(request)
 
     def set_policy(self, policy: Policy) -> None:
         """In force from the next step on."""
-        raise NotImplementedError
+        self.policy = policy
+        for request in self._scheduler.running:
+            request.draft_length = None
 
     def step(self) -> StepOutput:
         """One forward of the target over what the scheduler chose. No deltas while prompts are still read."""
-        raise NotImplementedError
+        chunks = self._scheduler.schedule(self._allowed_tokens)
+        drafts, tokens = self._run(chunks)
+        return StepOutput(self._postprocess(chunks, drafts, tokens), self.stats())
 
     def stats(self) -> EngineStats:
         """Counters, and the integrals up to now; cheap enough for every step."""
-        raise NotImplementedError
+        scheduler, counters, pool = self._scheduler, self._counters, self._prefixes.pool
+        scheduler.account()
+        lengths = [request.draft_length for request in scheduler.running if request.draft_length is not None]
+        return EngineStats(
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting),
+            running_request_seconds=scheduler.running_seconds,
+            waiting_request_seconds=scheduler.waiting_seconds,
+            drafts=counters.drafts,
+            draft_tokens=counters.draft_tokens,
+            accepted_tokens=counters.accepted_tokens,
+            accepted_per_position=tuple(counters.accepted_per_position),
+            generated_tokens=counters.generated_tokens,
+            prompt_tokens=counters.prompt_tokens,
+            prefix_cache_queries=scheduler.prefix_queries,
+            prefix_cache_hits=scheduler.prefix_hits,
+            kv_cache_usage=pool.used / pool.num_blocks,
+            effective_tokens=sum(lengths) / len(lengths) if lengths else float(self._allowed_tokens),
+        )
+
+    @property
+    def _allowed_tokens(self) -> int:
+        if self._proposer is None:
+            return 0
+        return self.policy.allowed_tokens(self.config.speculation.max_tokens)
+
+    def _run(self, chunks: Sequence[Chunk]) -> tuple[list[list[int]], list[list[int]]]:
+        """The drafts of each chunk, and the target's own tokens behind it and behind each of its drafts: none when
+        the chunk stops short of the request's last token."""
+        if not chunks:
+            return [], []
+        drafts: list[list[int]] = [[] for _ in chunks]
+        if self._proposer is not None and self._allowed_tokens > 0:
+            drafts = self._proposer.propose(chunks)
+        spans = [
+            Span([*chunk.request.tokens[chunk.start : chunk.end], *draft], chunk.start, chunk.request.blocks)
+            for chunk, draft in zip(chunks, drafts, strict=True)
+        ]
+        batch = make_batch(spans, self._cache.block_size, self._target.device, self._target.config.sliding_window)
+        hidden = self._target(batch, self._cache)
+        wanted: list[int] = []  # rows of the batch that a token is sampled behind
+        rows: list[Row] = []
+        counts = []
+        behind = 0
+        for chunk, draft, span in zip(chunks, drafts, spans, strict=True):
+            behind += len(span.token_ids)
+            own = [_row(chunk.request, draft[:index]) for index in range(len(draft) + 1)] if chunk.samples else []
+            wanted += range(behind - len(own), behind)
+            rows += own
+            counts.append(len(own))
+        if not rows:
+            return drafts, [[] for _ in chunks]
+        logits = self._target.logits(hidden[torch.tensor(wanted, device=hidden.device)])
+        sampled = iter(sample(logits, rows, self._eos_token_ids).tolist())
+        return drafts, [[next(sampled) for _ in range(count)] for count in counts]
+
+    def _postprocess(
+        self, chunks: Sequence[Chunk], drafts: Sequence[Sequence[int]], tokens: Sequence[Sequence[int]]
+    ) -> tuple[TokenDelta, ...]:
+        """Verify, cut at the request's end, keep the KV of what stands, and let go of who has finished."""
+        deltas = []
+        for chunk, draft, target in zip(chunks, drafts, tokens, strict=True):
+            request = chunk.request
+            request.computed = chunk.end
+            request.draft_length = chunk.draft_length if chunk.decodes else None
+            if target:
+                stands = walk(draft, target)
+                emitted, finish_reason = request.cut(target[: stands + 1], self._eos_token_ids, self.max_model_len)
+                deltas.append(self._delta(request, emitted, finish_reason, len(draft), min(stands, len(emitted))))
+                request.tokens += emitted
+                request.computed += len(emitted) - 1  # the last one's KV is for the next step to write
+        if self._proposer is not None:
+            self._proposer.observe([chunk.request for chunk in chunks])
+        for chunk in chunks:
+            self._scheduler.publish(chunk.request)
+        for delta in deltas:
+            if delta.finish_reason is not None:
+                self._forget(self._requests[delta.request_id])
+        return tuple(deltas)
+
+    def _delta(
+        self, request: Request, emitted: list[int], finish_reason: FinishReason | None, drafted: int, accepted: int
+    ) -> TokenDelta:
+        """What the client gets of this step, counted. Called before the tokens are appended."""
+        counters = self._counters
+        first = request.generated == 0
+        counters.prompt_tokens += request.prompt_length if first else 0
+        counters.generated_tokens += len(emitted)
+        counters.drafts += drafted > 0
+        counters.draft_tokens += drafted
+        counters.accepted_tokens += accepted
+        for position in range(accepted):
+            counters.accepted_per_position[position] += 1
+        return TokenDelta(
+            request_id=request.request_id,
+            token_ids=tuple(emitted),
+            finish_reason=finish_reason,
+            drafted=drafted,
+            accepted=accepted,
+            cached_tokens=request.cached_tokens if first else None,
+        )
+
+    def _forget(self, request: Request) -> None:
+        del self._requests[request.request_id]
+        self._scheduler.remove(request)
+        if self._proposer is not None:
+            self._proposer.forget(request)
+
+    def _check(self, message: AddRequest) -> None:
+        if message.request_id in self._requests:
+            raise BadRequest(f"request id {message.request_id} is in use")
+        if not message.prompt:
+            raise BadRequest("the prompt is empty; at least one token is needed", param="prompt")
+        if len(message.prompt) >= self.max_model_len:
+            raise BadRequest(
+                f"the prompt has {len(message.prompt)} tokens; the context of {self.max_model_len} leaves no room for "
+                "an answer; shorten the prompt",
+                param="prompt",
+                code="context_length_exceeded",
+            )
+        vocab_size = self._target.config.vocab_size
+        if not 0 <= min(message.prompt) <= max(message.prompt) < vocab_size:
+            raise BadRequest(f"the prompt's token ids must be from 0 to {vocab_size - 1}", param="prompt")
+        if message.params.max_tokens < 1:
+            raise BadRequest(f"max_tokens must be at least 1, not {message.params.max_tokens}", param="max_tokens")
+
+    def _num_blocks(self, draft: LlamaForCausalLM | None) -> int:
+        """As configured, else what memory leaves, up to what `max_concurrency` full contexts need."""
+        cache, block_size = self.config.cache, self.config.cache.block_size
+        needed = -(-self.max_model_len // block_size)  # by one request of full length
+        if cache.num_blocks is not None:
+            num_blocks = cache.num_blocks
+        else:
+            models = [self._target] if draft is None else [self._target, draft]
+            bytes_each = sum(kv_bytes_per_block(model.config, block_size, model.dtype) for model in models)
+            free = cache_bytes(self._target.device, cache.memory_utilization, self._workspace_bytes())
+            num_blocks = min(needed * self.config.scheduler.max_concurrency, free // bytes_each)
+        if num_blocks < needed:
+            raise Refusal(
+                "DoesNotFit",
+                f"a context of {self.max_model_len} tokens needs {needed} KV blocks of {block_size} tokens, the cache "
+                f"has {num_blocks}; lower --max-model-len to {num_blocks * block_size} or give it more memory",
+            )
+        return num_blocks
+
+    def _workspace_bytes(self) -> int:
+        """The largest tensors of a step: logits of every row with two temporaries, and a layer's activations."""
+        model, scheduler = self._target.config, self.config.scheduler
+        rows = min(scheduler.max_batched_tokens, scheduler.max_concurrency * (1 + self.config.speculation.max_tokens))
+        activations = scheduler.max_batched_tokens * (4 * model.hidden_size + 3 * model.intermediate_size)
+        return 3 * 4 * rows * model.vocab_size + activations * self._target.dtype.itemsize
+
+
+def _row(request: Request, drafted: Sequence[int]) -> Row:
+    return Row(request.params, request.seed, request.tokens, request.prompt_length, drafted)

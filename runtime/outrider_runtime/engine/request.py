@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
+from outrider_runtime.engine.messages import FinishReason
 from outrider_runtime.sampling.params import SamplingParams
 
 
@@ -20,8 +22,33 @@ class Request:
     blocks: list[int] = field(default_factory=list)
     computed: int = 0
     draft_computed: int = 0
-    cached_tokens: int = 0  # of the prompt, taken from the prefix cache at admission
+    cached_tokens: int = 0  # of the prompt, taken from the prefix cache at first admission
+    chain: list[bytes] = field(default_factory=list)  # digests of its full blocks, kv/prefix.py
+    published: int = 0  # leading blocks offered to the prefix cache
+    draft_published: int = 0  # of which with the draft's KV
+    draft_length: int | None = None  # allowed in its last step; None before it decodes
+    admitted: bool = False  # once, whether or not preempted since
 
     @property
     def generated(self) -> int:
         return len(self.tokens) - self.prompt_length
+
+    @property
+    def pending(self) -> int:
+        """Tokens whose KV is not written: 1 while decoding, more while a text is being read."""
+        return len(self.tokens) - self.computed
+
+    def room(self, max_model_len: int) -> int:
+        """How many tokens it may still generate."""
+        return min(self.params.max_tokens - self.generated, max_model_len - len(self.tokens))
+
+    def cut(
+        self, tokens: Sequence[int], eos_token_ids: Collection[int], max_model_len: int
+    ) -> tuple[list[int], FinishReason | None]:
+        """These next tokens up to the one that ends the request, which is included."""
+        for count, token in enumerate(tokens, start=1):
+            if token in self.params.stop_token_ids or (token in eos_token_ids and not self.params.ignore_eos):
+                return list(tokens[:count]), "stop"
+            if count == self.room(max_model_len):
+                return list(tokens[:count]), "length"
+        return list(tokens), None

@@ -54,15 +54,15 @@ def plan_attention(
             [first_rows[request] + min(query, query_lengths[request] - 1) for query in range(width)]
             for request in members
         ]
-        queries = torch.tensor(rows, device=positions.device)
+        query_rows = torch.tensor(rows, device=positions.device)
         keys = torch.arange(context, device=positions.device)
         tables = block_tables[torch.tensor(members, device=positions.device)]
-        distance = positions[queries].unsqueeze(-1) - keys  # [requests, queries, context]
+        distance = positions[query_rows].unsqueeze(-1) - keys  # [requests, queries, context]
         mask = distance >= 0
         if sliding_window is not None:
             mask &= distance < sliding_window
         slots = tables[:, keys // block_size] * block_size + keys % block_size
-        plan.append(AttentionGroup(queries, slots, mask))
+        plan.append(AttentionGroup(query_rows, slots, mask))
     return tuple(plan)
 
 
@@ -72,7 +72,7 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, plan: AttentionPlan, sca
     `query` is [tokens, heads, dim]; `keys` and `values` are a layer's arrays, [slots, kv heads, dim], the step's own
     tokens written already. Returns [tokens, heads, dim].
     """
-    tokens, heads, dim = query.shape
+    _, heads, dim = query.shape
     kv_heads = keys.shape[1]
     shared = heads // kv_heads  # query heads per KV head, packed as more queries
     result = torch.empty_like(query)

@@ -35,7 +35,13 @@ class MergedLinear(nn.Module):
     def shards(self, name: str) -> dict[str, Tensor]:
         """The part of this layer that each of the checkpoint's tensors fills."""
         sizes = list(self.outputs.values())
-        shards = {f"{name}.{part}.weight": view for part, view in zip(self.outputs, self.weight.split(sizes), strict=True)}
+        shards = {
+            f"{name}.{part}.weight": view
+            for part, view in zip(self.outputs, torch.split(self.weight, sizes), strict=True)
+        }
         if self.bias is not None:
-            shards |= {f"{name}.{part}.bias": view for part, view in zip(self.outputs, self.bias.split(sizes), strict=True)}
+            shards |= {
+                f"{name}.{part}.bias": view
+                for part, view in zip(self.outputs, torch.split(self.bias, sizes), strict=True)
+            }
         return shards

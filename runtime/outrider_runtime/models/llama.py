@@ -52,7 +52,8 @@ class LlamaForCausalLM(nn.Module):
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """[rows, hidden] to [rows, vocab]."""
-        return self.head.logits(hidden)
+        logits: Tensor = self.head.logits(hidden)
+        return logits
 
     def shards(self) -> dict[str, Tensor]:
         """Where each tensor of a checkpoint goes, by its name there."""
@@ -98,7 +99,8 @@ class DecoderLayer(nn.Module):
 
     def forward(self, hidden: Tensor, rotation: Rotation, batch: Batch, cache: KVCache) -> Tensor:
         hidden = hidden + self.attention(self.attention_norm(hidden), rotation, batch, cache)
-        return hidden + self.mlp(self.mlp_norm(hidden))
+        result: Tensor = hidden + self.mlp(self.mlp_norm(hidden))
+        return result
 
     def shards(self, name: str) -> dict[str, Tensor]:
         return (
@@ -122,9 +124,7 @@ class Attention(nn.Module):
         }
         self.sizes = list(sizes.values())
         self.qkv = MergedLinear(config.hidden_size, sizes, config.attention_bias, dtype, device)
-        self.output = MergedLinear(
-            sizes["q_proj"], {"o_proj": config.hidden_size}, config.output_bias, dtype, device
-        )
+        self.output = MergedLinear(sizes["q_proj"], {"o_proj": config.hidden_size}, config.output_bias, dtype, device)
         self.query_norm: RMSNorm | None = None
         self.key_norm: RMSNorm | None = None
         if config.qk_norm:

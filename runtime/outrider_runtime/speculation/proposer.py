@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from outrider_runtime.engine.request import Request
+    from outrider_runtime.engine.scheduler import Chunk
 
 
 class Proposer(Protocol):
@@ -15,22 +16,18 @@ class Proposer(Protocol):
 
     name: str
 
-    def propose(self, requests: Sequence[Request], lengths: Sequence[int]) -> list[list[int]]:
-        """Drafts for each request, at most `lengths[i]` tokens (0: none), following its last token.
+    def propose(self, chunks: Sequence[Chunk]) -> list[list[int]]:
+        """For each chunk of the step at most `chunk.draft_length` tokens that may follow it; fewer, or none, are fine.
 
-        May return fewer, none included. Catches up by itself on tokens it has not seen (a pause, a prefix hit).
+        Chunks that draft nothing are there to be followed: the target writes their KV in this step, and a draft with
+        KV of its own does the same. It catches up by itself on what it has not seen (a pause, a prefix hit).
         """
         ...
 
-    def observe(self, requests: Sequence[Request], accepted: Sequence[int]) -> None:
-        """After verification: `accepted[i]` of the drafted tokens of request i stood, and its tokens are appended."""
+    def observe(self, requests: Sequence[Request]) -> None:
+        """After verification: the accepted tokens are appended, and `computed` has moved on."""
         ...
 
     def forget(self, request: Request) -> None:
-        """The request has ended or was preempted; its blocks are about to be released."""
-        ...
-
-    @property
-    def kv_bytes_per_block(self) -> int:
-        """Bytes of the draft's own KV arrays per block, 0 without any."""
+        """The request has ended; what is kept for it can go."""
         ...

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.runtime.tiny import VOCAB, ours, reference_model, tiny_pair
 
 from outrider_runtime.errors import Refusal
 from outrider_runtime.kv.cache import KVCache
 from outrider_runtime.layers.batch import Span, make_batch
 from outrider_runtime.models.config import model_config
 from outrider_runtime.models.llama import LlamaForCausalLM
-from tests.runtime.tiny import VOCAB, ours, reference_model, tiny_pair
 
 BLOCK = 4
 LLAMA3 = {

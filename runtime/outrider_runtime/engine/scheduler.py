@@ -1,0 +1,195 @@
+"""Which requests take part in the next step, with how many tokens, and in which blocks.
+
+Decoding requests come first, one token and their drafts each, so that no prompt, however long, holds them up; what is
+left of the token budget reads prompts in chunks, first come first served. When blocks run out, the latest request
+gives its own back and is computed again later.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from outrider_runtime.config import SchedulerConfig
+from outrider_runtime.engine.request import Request
+from outrider_runtime.kv.prefix import PrefixCache, extend_chain
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A request's share of a step: its tokens from `start` on, and room for `draft_length` drafted ones behind."""
+
+    request: Request
+    start: int
+    length: int
+    draft_length: int = 0
+    decodes: bool = False  # rather than reads: it may draft
+
+    @property
+    def end(self) -> int:
+        return self.start + self.length
+
+    @property
+    def samples(self) -> bool:
+        """Whether it reaches the request's last token, so that the step yields the next."""
+        return self.end == len(self.request.tokens)
+
+
+class Scheduler:
+    """Owns the queue and the running set. Every request in `running` holds blocks, and only those do."""
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        cache: PrefixCache,
+        block_size: int,
+        max_model_len: int,
+        clock: Callable[[], float],
+    ) -> None:
+        if config.max_batched_tokens < config.max_concurrency:
+            raise ValueError(
+                f"max_batched_tokens ({config.max_batched_tokens}) must be at least max_concurrency "
+                f"({config.max_concurrency}): every running request decodes one token a step"
+            )
+        self.running: list[Request] = []  # in order of admission
+        self.waiting: deque[Request] = deque()
+        self.running_seconds = 0.0  # integrals of the two lengths over time
+        self.waiting_seconds = 0.0
+        self.prefix_queries = 0  # prompt tokens looked up
+        self.prefix_hits = 0  # of which found
+        self._config = config
+        self._cache = cache
+        self._block_size = block_size
+        self._max_model_len = max_model_len
+        self._clock = clock
+        self._last_change = clock()
+
+    def add(self, request: Request) -> None:
+        self.account()
+        self.waiting.append(request)
+
+    def remove(self, request: Request) -> None:
+        """It has ended, wherever it is; its blocks are free again, what they hold is kept where published."""
+        self.account()
+        if request in self.waiting:
+            self.waiting.remove(request)
+        else:
+            self.running.remove(request)
+            self._release(request)
+
+    def schedule(self, draft_tokens: int) -> list[Chunk]:
+        """The next step, with at most `draft_tokens` drafted per request. Empty only when there is nothing to do."""
+        self.account()
+        decoding = [request for request in self.running if request.pending == 1]
+        draft_tokens = self._affordable(draft_tokens, len(decoding))
+        running = len(self.running)
+        chunks = [chunk for request in decoding if (chunk := self._decode(request, draft_tokens))]
+        preempted = len(self.running) < running
+        budget = self._config.max_batched_tokens - sum(chunk.length + chunk.draft_length for chunk in chunks)
+        for request in self.running:
+            if request.pending > 1 and budget > 0:
+                chunks.append(Chunk(request, request.computed, min(request.pending, budget)))
+                budget -= chunks[-1].length
+        while budget > 0 and not preempted and self._admit():
+            request = self.running[-1]
+            chunks.append(Chunk(request, request.computed, min(request.pending, budget)))
+            budget -= chunks[-1].length
+        return chunks
+
+    def publish(self, request: Request) -> None:
+        """Offer the blocks that the step has filled with verified tokens to later requests."""
+        size = self._block_size
+        extend_chain(request.chain, request.tokens, size, request.computed)
+        for index in range(request.published, request.computed // size):
+            self._cache.publish(request.blocks[index], request.chain[index])
+        for index in range(request.draft_published, request.draft_computed // size):
+            self._cache.mark_draft_valid(request.blocks[index])
+        request.published = request.computed // size
+        request.draft_published = request.draft_computed // size
+
+    def account(self) -> None:
+        """Bring the integrals up to now."""
+        now = self._clock()
+        self.running_seconds += len(self.running) * (now - self._last_change)
+        self.waiting_seconds += len(self.waiting) * (now - self._last_change)
+        self._last_change = now
+
+    def _affordable(self, draft_tokens: int, decoding: int) -> int:
+        """The draft length that leaves every decoding request its token, and prompts half of the budget."""
+        if not decoding:
+            return 0
+        admits = bool(self.waiting) and len(self.running) < self._config.max_concurrency
+        reading = admits or decoding < len(self.running)
+        share = self._config.max_batched_tokens // (2 if reading else 1)
+        return max(0, min(draft_tokens, share // decoding - 1))
+
+    def _decode(self, request: Request, draft_tokens: int) -> Chunk | None:
+        """One token and its drafts, in blocks taken from the latest requests if need be; None if it was one itself."""
+        if not request.blocks:
+            return None  # preempted for an earlier one
+        while not self._grow(request, len(request.tokens)):
+            latest = self.running[-1]
+            self._preempt(latest)
+            if latest is request:
+                return None
+        wanted = request.room(self._max_model_len) - 1  # the target adds one of its own
+        wanted = min(wanted, draft_tokens)
+        if request.params.speculative is not None:
+            wanted = min(wanted, request.params.speculative)
+        # Drafts may be refused: they never take the blocks that requests need to go on.
+        if self._missing(request, len(request.tokens) + wanted) <= self._spare:
+            self._grow(request, len(request.tokens) + wanted)
+        room = len(request.blocks) * self._block_size - len(request.tokens)
+        return Chunk(request, request.computed, 1, max(0, min(wanted, room)), decodes=True)
+
+    def _admit(self) -> bool:
+        """Start the request that has waited longest, if blocks for all of its text are to be had."""
+        if not self.waiting or len(self.running) >= self._config.max_concurrency:
+            return False
+        request = self.waiting[0]
+        length = len(request.tokens)
+        reusable = (length - 1) // self._block_size  # the last token is computed in any case, for its logits
+        extend_chain(request.chain, request.tokens, self._block_size, length)
+        hit = self._cache.take(request.chain[:reusable])
+        request.blocks = hit.blocks
+        if (self.running and self._missing(request, length) > self._spare) or not self._grow(request, length):
+            self._release(request)
+            return False
+        request.computed = len(hit.blocks) * self._block_size
+        request.draft_computed = hit.draft_blocks * self._block_size
+        request.published, request.draft_published = len(hit.blocks), hit.draft_blocks
+        if not request.admitted:
+            request.admitted = True
+            request.cached_tokens = request.computed
+            self.prefix_queries += length
+            self.prefix_hits += request.computed
+        self.running.append(self.waiting.popleft())
+        return True
+
+    def _preempt(self, request: Request) -> None:
+        """Back to the head of the queue; what it has published may still be there when its turn comes."""
+        self.running.remove(request)
+        self._release(request)
+        self.waiting.appendleft(request)
+
+    def _release(self, request: Request) -> None:
+        self._cache.pool.release(reversed(request.blocks))
+        request.blocks = []
+        request.computed = request.draft_computed = request.published = request.draft_published = 0
+
+    @property
+    def _spare(self) -> int:
+        """Blocks beyond the one that each running request may need next."""
+        return self._cache.pool.available - len(self.running)
+
+    def _missing(self, request: Request, length: int) -> int:
+        return max(0, -(-length // self._block_size) - len(request.blocks))
+
+    def _grow(self, request: Request, length: int) -> bool:
+        """Blocks for `length` tokens, or nothing taken and False."""
+        blocks = self._cache.pool.allocate(self._missing(request, length))
+        if blocks is None:
+            return False
+        request.blocks = [*request.blocks, *blocks]
+        return True

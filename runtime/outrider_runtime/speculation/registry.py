@@ -1,0 +1,54 @@
+"""The methods by the name users give them: one line each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from outrider_runtime.config import EngineConfig
+from outrider_runtime.kv.cache import KVCache
+from outrider_runtime.models.llama import LlamaForCausalLM
+from outrider_runtime.speculation.draft_model import DraftModel
+from outrider_runtime.speculation.ngram import NGram
+from outrider_runtime.speculation.proposer import Proposer
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What a method may build on. `draft` and its KV arrays are there when one was given."""
+
+    config: EngineConfig
+    target: LlamaForCausalLM
+    draft: LlamaForCausalLM | None
+    draft_cache: KVCache | None
+    max_model_len: int
+    eos_token_ids: Collection[int]
+
+
+def make_proposer(setting: Setting) -> Proposer | None:
+    """None when the method's draft could not be had: then nothing is drafted."""
+    return METHODS[setting.config.speculation.method](setting)
+
+
+def _ngram(setting: Setting) -> Proposer:
+    speculation = setting.config.speculation
+    return NGram(speculation.ngram_min, speculation.ngram_max, setting.target.device)
+
+
+def _draft_model(setting: Setting) -> Proposer | None:
+    if setting.draft is None or setting.draft_cache is None:
+        return None
+    return DraftModel(
+        setting.draft,
+        setting.draft_cache,
+        setting.target.config.vocab_size,
+        setting.config.scheduler.max_batched_tokens,
+        setting.max_model_len,
+        setting.eos_token_ids,
+    )
+
+
+METHODS: dict[str, Callable[[Setting], Proposer | None]] = {
+    "ngram": _ngram,
+    "draft-model": _draft_model,
+}
