@@ -1,0 +1,216 @@
+"""Speculation stops at saturation and starts again below it, never without a full window of proof."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.operator.build import Did, samples, spec
+
+from outrider_operator.api.reasons import SpeculationState
+from outrider_operator.api.v1alpha1 import Saturation
+from outrider_operator.fleet.policy import Memory
+from outrider_operator.fleet.samples import Fleet
+from outrider_operator.fleet.saturation import break_even, decide, disable_at, enable_at, policy, saturating
+from outrider_operator.fleet.windows import View
+
+ACTIVE, SUSPENDED, DISABLED = SpeculationState.ACTIVE, SpeculationState.SUSPENDED, SpeculationState.DISABLED
+EVEN = {"break_even_concurrency": 8}
+
+
+def _speculation(window=30, **fields):
+    saturation = {"disableAtConcurrency": 16, "enableAtConcurrency": 12, "stabilizationWindowSeconds": window}
+    return spec({"speculativeDecoding": {"saturation": saturation, **fields}}).speculative_decoding
+
+
+def _view(*pods, now=None):
+    """Pods by what they did, all up to the same moment."""
+    length = max(map(len, pods))
+    histories = {
+        f"pod-{n}": samples(pod, start=5.0 * (length - len(pod))) for n, pod in enumerate(pods) if pod is not None
+    }
+    return View.of(Fleet(histories), sorted(histories), 5.0 * length if now is None else now)
+
+
+def _decide(view, speculation=None, memory=None, scale_out=False):
+    speculation = speculation or _speculation()
+    fresh = decide(Memory(), speculation, View.of(Fleet(), [], 0.0), 1.0, False)
+    return decide(memory or fresh, speculation, view, 100.0, scale_out)
+
+
+def _suspended(speculation=None):
+    memory = _decide(_view([20] * 6), speculation)
+    assert memory.state is SUSPENDED
+    return memory
+
+
+@pytest.mark.parametrize(
+    ("pods", "state"),
+    [
+        ([[16] * 6], SUSPENDED),
+        ([[15.9] * 6], ACTIVE),
+        ([[20] * 5], ACTIVE),
+        ([[20] * 5 + [15]], ACTIVE),
+        ([[15] + [20] * 5], ACTIVE),
+        ([[20] * 3 + [None] + [20] * 3], ACTIVE),
+        ([[20] * 3 + [None] + [20] * 7], SUSPENDED),
+        ([[30] * 6, [2] * 6], SUSPENDED),
+        ([[30] * 6, [1] * 6], ACTIVE),
+        ([[20] * 6, [None] * 6], SUSPENDED),
+        ([[20] * 6, [None] * 6, [None] * 6], ACTIVE),
+        ([[20] * 6, [20] * 2], SUSPENDED),
+        ([[20] * 6, [0] * 2], ACTIVE),
+    ],
+    ids=(
+        "at the threshold",
+        "below it",
+        "window not full",
+        "fell at last",
+        "rose within the window",
+        "a gap within it",
+        "a gap before it",
+        "the mean is at it",
+        "the mean is below it",
+        "half is measured",
+        "less than half is measured",
+        "a new pod as busy",
+        "a new pod idle",
+    ),
+)
+def test_saturation_is_every_sample_of_the_window_at_the_threshold(pods, state):
+    memory = _decide(_view(*pods))
+    assert memory.state is state
+    assert memory.reason == ("Saturated" if state is SUSPENDED else "")
+
+
+@pytest.mark.parametrize(
+    ("pod", "state"),
+    [([12] * 6, ACTIVE), ([12.1] * 6, SUSPENDED), ([20] + [5] * 5, SUSPENDED), ([5, 5, None, 5, 5, 5, 5], SUSPENDED)],
+    ids=("at the lower threshold", "above it", "window not over", "a gap"),
+)
+def test_speculation_resumes_at_the_lower_threshold_after_a_full_window(pod, state):
+    assert _decide(_view(pod), memory=_suspended()).state is state
+
+
+def test_speculation_does_not_resume_while_replicas_are_on_their_way():
+    assert _decide(_view([1] * 6), memory=_suspended(), scale_out=True).state is SUSPENDED
+
+
+def test_a_decision_repeated_is_the_same_and_keeps_its_time():
+    memory = _suspended()
+    assert memory.since == 100.0
+    assert decide(memory, _speculation(), _view([20] * 8), 200.0, False) == memory
+
+
+def test_nothing_is_decided_by_stale_samples():
+    assert _decide(_view([20] * 6, now=46.0)).state is ACTIVE
+    assert _decide(_view([20] * 6, now=45.0)).state is SUSPENDED
+
+
+def test_a_window_of_nothing_is_one_sample():
+    assert _decide(_view([20]), _speculation(window=0)).state is SUSPENDED
+    assert _decide(_view([20]), _speculation(window=5)).state is SUSPENDED
+    assert _decide(_view([20]), _speculation(window=6)).state is ACTIVE
+
+
+@pytest.mark.parametrize("mode", ["Enabled", "Disabled"])
+def test_a_fixed_mode_is_not_up_for_decision(mode):
+    memory = _decide(_view([99] * 9), _speculation(mode=mode))
+    assert (memory.state, memory.reason) == ((ACTIVE, "") if mode == "Enabled" else (DISABLED, "DisabledBySpec"))
+
+
+def test_another_mode_or_draft_starts_over_and_another_threshold_does_not():
+    memory = _suspended()
+    nothing = View.of(Fleet(), [], 0.0)
+    assert decide(memory, _speculation(draft={"uri": "hf://a/b"}), nothing, 7.0, False).state is ACTIVE
+    assert decide(memory, _speculation(mode="Disabled"), nothing, 7.0, False).state is DISABLED
+    assert decide(memory, _speculation(window=9, numSpeculativeTokens=2), nothing, 7.0, False) == memory
+
+
+def test_without_a_threshold_load_suspends_nothing():
+    plain = spec().speculative_decoding
+    assert _decide(_view([999] * 9), plain).state is ACTIVE
+
+
+def test_the_measured_break_even_is_the_threshold_where_the_spec_has_none():
+    plain = spec().speculative_decoding
+    busy = [Did(running=9, fields=EVEN)] * 6
+    memory = _decide(_view(busy), plain)
+    assert memory.state is SUSPENDED
+    assert memory.disable_at == 8
+    assert _decide(_view([Did(running=7, fields=EVEN)] * 6), plain).state is ACTIVE
+
+
+def test_a_measured_threshold_is_frozen_while_suspended_and_read_again_after():
+    plain = spec().speculative_decoding
+    memory = _decide(_view([Did(running=9, fields=EVEN)] * 6), plain)
+    calm = [Did(running=6, fields={"break_even_concurrency": 2})] * 6
+    resumed = decide(memory, plain, _view(calm), 200.0, False)
+    assert resumed.state is ACTIVE
+    assert disable_at(resumed, plain.saturation, _view(calm)) == 2
+
+
+def test_a_threshold_taken_out_of_the_spec_does_not_suspend_for_ever():
+    plain = spec().speculative_decoding
+    assert decide(_suspended(), plain, _view([5] * 6), 200.0, False).state is ACTIVE
+
+
+def test_the_median_of_two_break_evens_is_the_lower():
+    view = _view(*([Did(fields={"break_even_concurrency": n})] for n in (10, 30)), [1])
+    assert break_even(view) == 10
+    assert break_even(_view([1])) is None
+
+
+@pytest.mark.parametrize(("threshold", "resume"), [(1, 0), (2, 1), (3, 2), (4, 3), (5, 3), (16, 12), (100, 75)])
+def test_the_lower_threshold_is_three_quarters_by_default(threshold, resume):
+    assert enable_at(threshold, Saturation(disable_at_concurrency=threshold)) == resume
+
+
+def test_a_given_lower_threshold_is_taken():
+    assert enable_at(16, Saturation(disable_at_concurrency=16, enable_at_concurrency=2)) == 2
+
+
+@pytest.mark.parametrize(
+    ("pod", "window", "near"),
+    [([20], 30, True), ([20, 15], 30, False), ([20] * 6, 60, True), ([20] * 5, 60, False), ([20] * 20, 3600, False)],
+)
+def test_saturation_is_near_when_it_would_suspend_within_the_patience(pod, window, near):
+    memory = _decide(View.of(Fleet(), [], 0.0), _speculation(window))
+    assert saturating(memory, _speculation(window), _view(pod), 30.0) is near
+
+
+def test_the_policy_says_what_is_remembered():
+    speculation = _speculation(numSpeculativeTokens=6, minAcceptancePercent=30)
+    told = policy(_suspended(), speculation)
+    assert told.to_json() == {
+        "revision": told.revision,
+        "mode": "Auto",
+        "state": "Suspended",
+        "reason": "Saturated",
+        "numSpeculativeTokens": 6,
+        "minAcceptancePercent": 30,
+    }
+    assert told == told.sealed()
+
+
+@given(
+    st.lists(st.none() | st.floats(0, 40), min_size=1, max_size=80),
+    st.sampled_from([0, 5, 10, 30, 60]),
+)
+def test_speculation_never_turns_twice_within_a_window(loads, window):
+    speculation = _speculation(window)
+    history = samples(loads)
+    memory, turns = decide(Memory(), speculation, View.of(Fleet(), [], 0.0), 1.0, False), []
+    for length in range(2, len(history) + 1):
+        seen = history[:length]
+        view = View.of(Fleet({"a": seen}), ["a"], seen[-1].at)
+        after = decide(memory, speculation, view, seen[-1].at, False)
+        if after.state is not memory.state:
+            turns.append(seen[-1].at)
+            proof = loads[length - 1 - max(1, window // 5) : length - 1]
+            assert all(load is not None for load in proof)
+            assert all(load >= 15.999 if after.state is SUSPENDED else load <= 12.001 for load in proof)
+        memory = after
+    assert all(later - earlier >= max(5, window) for earlier, later in pairwise(turns))
