@@ -23,7 +23,6 @@ from outrider_runtime.engine.messages import (
     AbortRequest,
     AddRequest,
     Crashed,
-    DraftState,
     EngineStats,
     FromEngine,
     PolicyApplied,
@@ -93,7 +92,7 @@ def _arrived(inbox: queue.SimpleQueue[ToEngine], *, wait: bool) -> Iterator[ToEn
 
 
 def load(config: EngineConfig, report: Callable[[str], None]) -> tuple[Stepper, Ready]:
-    """Raises Refusal. A refused draft is one only when the policy's mode insists on it."""
+    """Raises Refusal."""
     report("importing torch")
     import torch  # here, so that a refusal of the configuration needs none of it
 
@@ -102,7 +101,6 @@ def load(config: EngineConfig, report: Callable[[str], None]) -> tuple[Stepper, 
 
     try:
         loaded = load_models(config, report)
-        insist_on_draft(config.policy, loaded.draft_state)
         engine = Engine(
             replace(config, cache=replace(config.cache, num_blocks=loaded.num_blocks)),
             loaded.target.module,
@@ -125,13 +123,6 @@ def load(config: EngineConfig, report: Callable[[str], None]) -> tuple[Stepper, 
         model=loaded.target.loaded,
         draft=loaded.draft_state,
     )
-
-
-def insist_on_draft(policy: Policy, draft: DraftState) -> None:
-    if policy.mode == "Enabled" and not draft.ok:
-        raise Refusal(
-            "DraftUnavailable", f"mode Enabled needs the draft, which was refused: {draft.reason}: {draft.message}"
-        )
 
 
 def _receive(connection: Connection, inbox: queue.SimpleQueue[ToEngine]) -> None:
