@@ -71,8 +71,8 @@ class Chunks:
 
     def __init__(self, envelope: Envelope, *, include_usage: bool) -> None:
         chat = envelope.kind == "chat"
-        head = json.dumps(envelope.head("chat.completion.chunk" if chat else "text_completion"))
-        self._head = b"data: " + head[:-1].encode() + b","
+        head = _compact(envelope.head("chat.completion.chunk" if chat else "text_completion"))
+        self._head = b"data: " + head[:-1] + b","
         self._usage = b',"usage":null' if include_usage else b""
         self._before_text = self._head + b'"choices":[{"index":0,"logprobs":null,'
         self._before_text += b'"delta":{"content":' if chat else b'"text":'
@@ -90,16 +90,20 @@ class Chunks:
         reason = b"null" if finish_reason is None else b'"%s"' % finish_reason.encode()
         if self._chat and not text:
             return self._head + self._empty % (b"", reason) + self._end()
-        return self._before_text + json.dumps(text).encode() + self._after_text + reason + b"}]" + self._end()
+        return self._before_text + _compact(text) + self._after_text + reason + b"}]" + self._end()
 
     def closing(self, usage: Usage) -> bytes:
         last = b"data: [DONE]\n\n"
         if not self._usage:
             return last
-        return self._head + b'"choices":[],"usage":' + json.dumps(usage.to_json()).encode() + b"}\n\n" + last
+        return self._head + b'"choices":[],"usage":' + _compact(usage.to_json()) + b"}\n\n" + last
 
     def _end(self) -> bytes:
         return self._usage + b"}\n\n"
+
+
+def _compact(value: object) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
 
 
 def error_body(fault: RuntimeFault) -> dict[str, Any]:
@@ -115,7 +119,7 @@ def error_body(fault: RuntimeFault) -> dict[str, Any]:
 
 
 def error_event(fault: RuntimeFault) -> bytes:
-    return b"data: " + json.dumps(error_body(fault)).encode() + b"\n\n"
+    return b"data: " + _compact(error_body(fault)) + b"\n\n"
 
 
 def error_status(fault: RuntimeFault) -> int:

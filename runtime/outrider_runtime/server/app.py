@@ -43,14 +43,19 @@ class _ConnectionAge:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._since: WeakKeyDictionary[object, float] = WeakKeyDictionary()
+        self._since: WeakKeyDictionary[asyncio.BaseTransport, float] = WeakKeyDictionary()
 
     async def __call__(self, request: web.Request, response: web.StreamResponse) -> None:
-        now = time.monotonic()
-        age = now - self._since.setdefault(request.protocol, now)
-        if self._service.draining or age > MAX_CONNECTION_SECONDS:
+        if self._service.draining or self._age(request.transport) > MAX_CONNECTION_SECONDS:
             response.force_close()
             response.headers["Connection"] = "close"
+
+    def _age(self, connection: asyncio.BaseTransport | None) -> float:
+        """Seconds since the connection's first request; none for one that is gone."""
+        if connection is None:
+            return 0.0
+        now = time.monotonic()
+        return now - self._since.setdefault(connection, now)
 
 
 @web.middleware
