@@ -37,6 +37,19 @@ class Frames:
                 self._queue.add(key)
 
 
+class _NoDiffs(kopf.DiffBaseStorage):
+    """kopf would copy every object of every frame to tell what changed in it; nobody here asks."""
+
+    def build(self, **_: Any) -> kopf.BodyEssence:
+        return kopf.BodyEssence()
+
+    def fetch(self, **_: Any) -> kopf.BodyEssence | None:
+        return None
+
+    def store(self, **_: Any) -> None:
+        return None
+
+
 def registry(
     frames: Frames, kinds: Sequence[Kind], credentials: Callable[[], Awaitable[Credentials]]
 ) -> kopf.OperatorRegistry:
@@ -72,6 +85,7 @@ def settings(kinds: Sequence[Kind]) -> kopf.OperatorSettings:
     result.scanning.disabled = True  # the set of kinds is fixed: neither CRDs nor namespaces are watched
     result.queueing.idle_timeout = 0.5  # a task an object ends soon: thousands are idle
     result.watching.chunk_size = 250
+    result.persistence.diffbase_storage = _NoDiffs()
     result.process.ultimate_exiting_timeout = 60
     for kind in kinds:
         if kind.selector:

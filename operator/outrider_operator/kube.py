@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Any, Protocol
 from urllib.parse import urlencode
+from urllib.request import getproxies
 
 import aiohttp
 from kubernetes.aio import config as kubeconfig
@@ -101,6 +102,8 @@ class Client:
         observer: Observer | None = None,
     ) -> None:
         configuration.connection_pool_maxsize = connections
+        # looking for proxies costs two hops to a thread for each request, so it is done only where there are any
+        configuration.client_session_kwargs = {"trust_env": bool(getproxies())}
         self._configuration = configuration
         self._api = ApiClient(configuration)
         self._timeout = aiohttp.ClientTimeout(total=timeout)

@@ -1,0 +1,261 @@
+"""How the operator takes a thousand objects: a real API server, every child and status of each, then a restart over them.
+
+    python benchmarks/operator_scale.py [--objects 1000]
+
+Writes benchmarks/results/operator_scale.json and prints it. Exit code 1 when a limit is not held.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "operator"), str(ROOT / "hack" / "cluster")]
+
+from localcluster import build  # noqa: E402
+from localcluster.controlplane import ControlPlane  # noqa: E402
+from localcluster.paths import Home  # noqa: E402
+
+from outrider_operator.kinds import KINDS  # noqa: E402
+from outrider_operator.kube import Client, load  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+LIMITS = {"create_1000_seconds": 40.0, "restart_writes": 0, "rss_mb": 250.0}
+CHILDREN = ("Secret", "ConfigMap", "Deployment", "Service", "PodDisruptionBudget")
+WATCHED = ("SpeculativeModel", "ConfigMap", "Deployment", "Service", "PodDisruptionBudget")
+NAMESPACE = "default"
+READS = ("get", "list")
+DEADLINE = 300.0  # seconds for each step
+
+
+def model(number: int) -> dict[str, Any]:
+    return {
+        "apiVersion": "outrider.dev/v1alpha1",
+        "kind": "SpeculativeModel",
+        "metadata": {"name": f"model-{number:05}", "namespace": NAMESPACE},
+        "spec": {
+            "model": {"uri": "hf://meta-llama/Llama-3.1-8B-Instruct"},
+            "speculativeDecoding": {
+                "draft": {"uri": "hf://meta-llama/Llama-3.2-1B-Instruct"},
+                "numSpeculativeTokens": 5,
+                "saturation": {"disableAtConcurrency": 16, "enableAtConcurrency": 12},
+            },
+            "autoscaling": {"minReplicas": 1, "maxReplicas": 8, "targetConcurrency": 10},
+        },
+    }
+
+
+class Operator:
+    """The operator as a process of its own, as it runs in a cluster."""
+
+    def __init__(self, kubeconfig: Path, log: Path) -> None:
+        self._port = _free_port()
+        environment = {**os.environ, "PYTHONPATH": str(ROOT / "operator"), "OUTRIDER_METRICS_PORT": str(self._port)}
+        command = [sys.executable, "-m", "outrider_operator", "--kubeconfig", str(kubeconfig), "--health-port", "0",
+                   "--bind-address", "127.0.0.1", "--namespace", NAMESPACE, "--log-level", "warning"]  # fmt: skip
+        self._log = log.open("ab")
+        self._process = subprocess.Popen(command, env=environment, stdout=self._log, stderr=self._log)
+
+    def metrics(self) -> str:
+        """The exposition; empty while the port does not answer yet."""
+        if self._process.poll() is not None:
+            raise RuntimeError(f"the operator ended with {self._process.returncode}: see {self._log.name}")
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/metrics", timeout=10) as answer:
+                return str(answer.read().decode())
+        except OSError:
+            return ""
+
+    def writes(self) -> int:
+        """Requests that change something, its Lease apart."""
+        found = re.findall(r'^outrider_api_requests_total\{(.*)\} ([0-9.e+]+)$', self.metrics(), re.MULTILINE)
+        return int(sum(float(n) for names, n in found if 'kind="Lease"' not in names and not _is_read(names)))
+
+    def reconciled(self) -> int:
+        found = re.findall(r'^outrider_reconcile_seconds_count\{.*\} ([0-9.e+]+)$', self.metrics(), re.MULTILINE)
+        return int(sum(map(float, found)))
+
+    def memory(self, field: str) -> float:
+        """VmRSS or VmHWM, its peak, in MB."""
+        status = Path(f"/proc/{self._process.pid}/status").read_text()
+        return int(next(line for line in status.splitlines() if line.startswith(field)).split()[1]) / 1000
+
+    def cpu_seconds(self) -> float:
+        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def stop(self) -> None:
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+            self._process.wait(30)
+        self._log.close()
+
+
+@contextmanager
+def running(plane: ControlPlane) -> Iterator[Operator]:
+    operator = Operator(plane.kubeconfig, plane.folder / "operator.log")
+    try:
+        yield operator
+    except Exception:
+        sys.stderr.write((plane.folder / "operator.log").read_text()[-4000:])
+        raise
+    finally:
+        operator.stop()
+
+
+async def measure(plane: ControlPlane, objects: int) -> dict[str, Any]:
+    plane.kubectl("apply", "-f", str(ROOT / "crds" / "speculativemodels.outrider.dev.yaml"))
+    client = Client(await load(str(plane.kubeconfig)), connections=16)
+    try:
+        with running(plane) as operator:
+            await _eventually(lambda: "outrider_leader 1.0" in operator.metrics(), "the operator leads")
+            started = time.monotonic()
+            await _create(client, objects)
+            created = time.monotonic() - started
+            await _settled(client, objects)
+            seconds = time.monotonic() - started
+            writes, cpu = operator.writes(), operator.cpu_seconds()
+            await _eventually(lambda: _is_quiet(operator), "the operator is idle")
+            resident = operator.memory("VmRSS")
+            peak = operator.memory("VmHWM")
+        before = await _versions(client)
+        with running(plane) as operator:
+            started = time.monotonic()
+            await _eventually(lambda: operator.reconciled() >= objects, "every object was looked at again")
+            restarted = time.monotonic() - started
+            await _eventually(lambda: _is_quiet(operator), "the operator is idle")
+            restart_writes = operator.writes()
+            resident, peak = max(resident, operator.memory("VmRSS")), max(peak, operator.memory("VmHWM"))
+        changed = sum(before.get(key) != value for key, value in (await _versions(client)).items())
+    finally:
+        await client.close()
+    return {
+        "objects": objects,
+        "create_1000_seconds": round(seconds * 1000 / objects, 1),
+        "posting_seconds": round(created, 1),
+        "operator_cpu_seconds": round(cpu, 1),
+        "writes": writes,
+        "restart_seconds": round(restarted, 1),
+        "restart_writes": max(restart_writes, changed),
+        "rss_mb": round(resident, 1),
+        "rss_peak_mb": round(peak, 1),
+    }
+
+
+async def _create(client: Client, objects: int) -> None:
+    numbers = iter(range(objects))
+
+    async def post() -> None:
+        for number in numbers:
+            await client.create(model(number))
+
+    await asyncio.gather(*(post() for _ in range(8)))
+
+
+async def _settled(client: Client, objects: int) -> None:
+    """Every child is there and every status speaks of the spec as it is."""
+    deadline = time.monotonic() + DEADLINE
+    while True:
+        # the last in order first: lists of all are not free
+        done = sum([_is_current(item) async for item in _all(client, "SpeculativeModel")])
+        if done == objects:
+            break
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"{done} of {objects} objects have a status after {DEADLINE:.0f} s")
+        await asyncio.sleep(0.5 if done > objects * 0.9 else 2)
+    for kind in CHILDREN:
+        if kind != "Secret":
+            count = sum([1 async for item in _all(client, kind) if item["metadata"].get("ownerReferences")])
+            if count != objects:
+                raise RuntimeError(f"{count} of {objects} {kind} objects are there")
+    await asyncio.gather(*(client.get("Secret", NAMESPACE, f"model-{n:05}-admin") for n in (0, objects // 2, objects - 1)))
+
+
+def _is_current(item: dict[str, Any]) -> bool:
+    status = item.get("status", {})
+    return bool(status.get("conditions")) and status["observedGeneration"] == item["metadata"]["generation"]
+
+
+async def _versions(client: Client) -> dict[tuple[str, str], str]:
+    return {
+        (kind, item["metadata"]["name"]): item["metadata"]["resourceVersion"]
+        for kind in WATCHED
+        async for item in _all(client, kind)
+    }
+
+
+async def _all(client: Client, kind: str) -> AsyncIterator[dict[str, Any]]:
+    async for page in client.pages(kind, NAMESPACE):
+        for item in page.items:
+            yield item
+
+
+async def _eventually(holds: Any, what: str) -> None:
+    deadline = time.monotonic() + DEADLINE
+    while not await asyncio.to_thread(holds):
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"not within {DEADLINE:.0f} s: {what}")
+        await asyncio.sleep(0.1)
+
+
+def _is_quiet(operator: Operator) -> bool:
+    """Nothing was reconciled for two seconds."""
+    before = operator.reconciled()
+    time.sleep(2)
+    return operator.reconciled() == before
+
+
+def _is_read(names: str) -> bool:
+    return any(f'verb="{verb}"' in names for verb in READS)
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--objects", type=int, default=1000)
+    parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results" / "operator_scale.json")
+    arguments = parser.parse_args()
+    with ControlPlane(build.ensure(Home.of())) as plane:
+        kubernetes = plane.kubectl("version", "-o", "json")
+        result = asyncio.run(measure(plane, arguments.objects))
+    result["limits"] = LIMITS
+    result["settings"] = {"cpus": os.cpu_count(), "children": list(CHILDREN), "api_server": "etcd without fsync, RBAC"}
+    packages = ("kopf", "kubernetes", "aiohttp", "pydantic")
+    result["versions"] = {
+        "python": platform.python_version(),
+        "kubernetes_server": json.loads(kubernetes)["serverVersion"]["gitVersion"],
+        **{package: version(package) for package in packages},
+    }
+    arguments.output.parent.mkdir(parents=True, exist_ok=True)
+    arguments.output.write_text(json.dumps(result, indent=2) + "\n")
+    print(json.dumps(result, indent=2))
+    broken = [name for name, limit in LIMITS.items() if result[name] > limit]
+    if broken:
+        print(f"over the limit: {', '.join(broken)}", file=sys.stderr)
+    return 1 if broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
