@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer
 
 from outrider_runtime.errors import Refusal
 from outrider_runtime.models.config import ModelConfig, model_config, tensor_shapes
-from outrider_runtime.models.gguf import GGUFFile, tokenizer_folder
 from outrider_runtime.models.weights import Weights, expected, folder_weights, torn
+
+if TYPE_CHECKING:
+    from outrider_runtime.models.gguf import GGUFFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,8 @@ class Checkpoint:
 def open_checkpoint(name: str, path: Path, cache: Path) -> Checkpoint:
     """Read the shape and find the tokenizer. `cache`: where a GGUF file's tokenizer is unpacked. Raises Refusal."""
     if file := _gguf(name, path):
+        from outrider_runtime.models.gguf import GGUFFile, tokenizer_folder  # imports what nothing else needs
+
         opened = GGUFFile(file)
         return Checkpoint(name, path, model_config(opened.config), tokenizer_folder(opened, cache), opened)
     generation = path / "generation_config.json"

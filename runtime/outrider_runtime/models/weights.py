@@ -155,13 +155,13 @@ def _files(folder: Path, stem: str, suffix: str) -> dict[Path, set[str] | None]:
 def weight_map(index: Path) -> dict[str, str]:
     """Tensor name -> file name. Raises Refusal when the file is torn or names files outside the folder."""
     try:
-        found = json.loads(index.read_text())["weight_map"]
-    except (ValueError, KeyError, TypeError) as error:
+        found = {str(tensor): str(file) for tensor, file in json.loads(index.read_text())["weight_map"].items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise torn(index, "is not an index of weights") from error
     for file in set(found.values()):
         if Path(file).name != file:
             raise Refusal("UnsupportedModel", f"{index} names {file}, which is not in its own folder")
-    return dict(found)
+    return found
 
 
 def _safetensors_header(file: Path) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from outrider_runtime.config import SourceConfig
-from outrider_runtime.models.sources import hub, local
+from outrider_runtime.models.sources import local
 from outrider_runtime.models.sources.found import Found
 
 __all__ = ["Found", "find"]
@@ -18,5 +18,7 @@ def find(source: SourceConfig, cache: Path, report: Callable[[str], None], weigh
     Without `weights` only what describes the model is downloaded. Raises Refusal.
     """
     if source.uri.startswith("hf://"):
+        from outrider_runtime.models.sources import hub  # a second to import, and not needed for files
+
         return hub.find(source, cache, report, weights)
     return local.find(source)

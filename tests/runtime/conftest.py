@@ -1,0 +1,37 @@
+"""What many of the runtime's tests need: tiny model folders, and the demo model where it has been made."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.runtime.folders import OTHER_TEXT, make_model
+
+
+@pytest.fixture(scope="session")
+def tiny_model_dir(tmp_path_factory) -> Path:
+    """A tiny random Llama with a byte-level tokenizer and a chat template. Do not change it."""
+    return make_model(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="session")
+def tiny_draft_dir(tmp_path_factory) -> Path:
+    """A draft for it: other weights, one layer less, the same tokenizer."""
+    return make_model(tmp_path_factory.mktemp("models") / "tiny-draft", seed=1, num_hidden_layers=1)
+
+
+@pytest.fixture(scope="session")
+def foreign_draft_dir(tmp_path_factory) -> Path:
+    """No draft for it: another tokenizer."""
+    return make_model(tmp_path_factory.mktemp("models") / "foreign-draft", text=OTHER_TEXT, num_hidden_layers=1)
+
+
+@pytest.fixture(scope="session")
+def demo_models() -> Path:
+    """The folder that hack/demo_models.py fills. For tests marked `model`."""
+    models = Path(os.environ.get("OUTRIDER_HOME", "~/.cache/outrider")).expanduser() / "models"
+    if not (models / "smollm2-135m-instruct-int4").is_dir():
+        pytest.skip("hack/demo_models.py has not been run")
+    return models
