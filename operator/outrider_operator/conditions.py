@@ -104,13 +104,13 @@ def _warnings(facts: Facts) -> list[str]:
     if spec.cache is not None and spec.cache.size is not None and most_replicas(spec) > 1:
         claim = facts.observed.children.get("PersistentVolumeClaim")
         modes = access_modes(claim.body if claim else None)
-        if not modes:
-            found.append(f"more than one replica shares the cache: its storage class must offer {MANY_NODES}")
-        elif MANY_NODES not in modes:
+        if modes and MANY_NODES not in modes:
             found.append(
                 f"more than one replica shares the cache, but the claim was created {modes[0]}: replicas on other "
                 f"nodes cannot start; for {MANY_NODES} delete the claim and the SpeculativeModel and create it again"
             )
+        else:
+            found.append(f"more than one replica shares the cache: its storage class must offer {MANY_NODES}")
     return found
 
 

@@ -1,0 +1,400 @@
+"""Each condition, by the situation it speaks of."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tests.operator.build import DEFAULTS, DRAFTED, START, Did, child, merged, model, observed, pod, samples
+
+from outrider_operator.api.reasons import ConditionType, Reason, Status
+from outrider_operator.api.v1alpha1 import SpeculativeModelStatus
+from outrider_operator.fleet.samples import Fleet
+from outrider_operator.plan import plan
+from outrider_operator.render.deployment import template_hash
+from outrider_operator.status import status
+
+ALWAYS = {
+    ConditionType.READY,
+    ConditionType.ACCEPTED,
+    ConditionType.MODEL_READY,
+    ConditionType.DRAFT_READY,
+    ConditionType.AVAILABLE,
+    ConditionType.SCALING_ACTIVE,
+    ConditionType.SPECULATION_ACTIVE,
+}
+BUSY = Did(running=1)
+BROKEN = {"draft_ok": False, "draft_reason": "TokenizerMismatch", "draft_message": "they disagree on token 5"}
+
+
+class Situation:
+    """A model with its Deployment, of which tests change what they are about."""
+
+    def __init__(self, *parts, ready=1, periods=13, did=BUSY, **fields):
+        self.model = model(*parts, **fields)
+        seen = observed(model=self.model)
+        self.template = ""
+        self.children = {c["kind"]: child(c) for c in plan(seen, DEFAULTS).children}
+        self.pods = []
+        self.samples = {}
+        if self.children:
+            self.template = template_hash(self.children["Deployment"].body)
+            self.deployment(available=ready)
+        for number in range(ready):
+            self.pod(f"llama-{number}", ready=True)
+            self.samples[f"llama-{number}"] = samples([did] * periods)
+        self.now = 5.0 * periods
+        self.fields = {}
+
+    def pod(self, name="llama-x", **fields):
+        self.pods.append(pod(name, **{"template": self.template, **fields}))
+        return self
+
+    def deployment(self, available=1, observed_generation=1, generation=1, **status):
+        counts = {"replicas": available, "readyReplicas": available, "availableReplicas": available}
+        live = {"status": counts | {"updatedReplicas": available, "observedGeneration": observed_generation} | status}
+        body = merged(self.children["Deployment"].body, {"metadata": {"generation": generation}}, live)
+        self.children["Deployment"] = replace(self.children["Deployment"], body=body)
+        return self
+
+    def before(self, *conditions):
+        """An earlier status of this generation with these conditions, given as type, status and reason."""
+        said = [
+            {"type": t, "status": s, "reason": r, "message": "", "observedGeneration": 1, "lastTransitionTime": "then"}
+            for t, s, r in conditions
+        ]
+        self.model = replace(self.model, status={"observedGeneration": 1, "conditions": said})
+        return self
+
+    def status(self):
+        ready = {each.name for each in self.pods if each.ready}
+        fleet = Fleet({name: those for name, those in self.samples.items() if name in ready})
+        values = {"children": self.children, "pods": tuple(self.pods), "fleet": fleet, "now": self.now}
+        seen = observed(**{"model": self.model, **values, **self.fields})
+        result = status(seen, plan(seen, DEFAULTS))
+        SpeculativeModelStatus.model_validate(result)
+        return result
+
+    def conditions(self):
+        return {c["type"]: c for c in self.status()["conditions"]}
+
+    def says(self, kind):
+        found = self.conditions().get(kind)
+        return found and (found["status"], found["reason"])
+
+
+def test_every_condition_is_there_from_the_first_status_on_and_unknown_where_nothing_is():
+    seen = observed()
+    found = {c["type"]: c for c in status(seen, plan(seen, DEFAULTS))["conditions"]}
+    assert set(found) == ALWAYS | {ConditionType.RECONCILING}
+    for kind in ("Ready", "ModelReady", "Available", "SpeculationActive"):
+        assert (found[kind]["status"], found[kind]["reason"]) == ("Unknown", "Pending")
+    assert {c["observedGeneration"] for c in found.values()} == {1}
+
+
+def test_a_served_model_has_all_it_needs_and_nothing_under_way():
+    situation = Situation()
+    assert set(situation.conditions()) == ALWAYS
+    assert situation.says("Ready") == ("True", "Ready")
+    assert situation.says("Accepted") == ("True", "Accepted")
+    assert situation.says("ModelReady") == ("True", "Loaded")
+    assert situation.says("DraftReady") == ("True", "NotRequired")
+    assert situation.says("Available") == ("True", "Available")
+    assert situation.says("ScalingActive") == ("False", "FixedReplicas")
+    assert situation.says("SpeculationActive") == ("True", "Drafting")
+
+
+# -- Accepted ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("situation", "reason", "words"),
+    [
+        (Situation(spec=None, refusal="spec.replicas: must be a number"), Reason.INVALID_SPEC, "spec.replicas"),
+        (Situation({"engine": {"tensorParallelSize": 4}}), Reason.UNSUPPORTED_PARALLELISM, "tensorParallelSize 4"),
+        (Situation({"podTemplate": {"replicas": 1}}), Reason.POD_TEMPLATE_REFUSED, "podTemplate.replicas"),
+    ],
+    ids=("invalid", "parallelism", "pod template"),
+)
+def test_a_refusal_is_said_by_accepted_ready_and_stalled(situation, reason, words):
+    found = situation.conditions()
+    assert (found["Accepted"]["status"], found["Accepted"]["reason"]) == ("False", reason)
+    assert words in found["Accepted"]["message"]
+    assert (found["Ready"]["status"], found["Ready"]["reason"]) == ("False", reason)
+    assert (found["Stalled"]["status"], found["Stalled"]["reason"]) == ("True", reason)
+    assert "Reconciling" not in found
+
+
+def test_a_name_that_somebody_else_has_is_a_conflict():
+    situation = Situation()
+    situation.fields = {"conflicts": ("Service llama (owned by Deployment web)",)}
+    assert situation.says("Accepted") == ("False", "NameConflict")
+    assert "Service llama" in situation.conditions()["Accepted"]["message"]
+
+
+def test_what_the_api_server_refused_is_said():
+    situation = Situation()
+    situation.fields = {"apply_error": "Deployment llama: forbidden"}
+    assert situation.says("Accepted") == ("False", "ApplyFailed")
+    assert situation.says("Ready") == ("False", "ApplyFailed")
+
+
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        ((DRAFTED, {"autoscaling": {"targetConcurrency": 16}}), "targetConcurrency 16 is not below"),
+        (({"cache": {"size": "1Gi"}, "replicas": 2},), "ReadWriteMany"),
+        ((DRAFTED,), ""),
+    ],
+    ids=("target at saturation", "one claim for many", "nothing"),
+)
+def test_what_is_accepted_but_may_surprise_is_said_in_the_message(parts, words):
+    situation = Situation(*parts)
+    assert situation.says("Accepted") == ("True", "Accepted")
+    message = situation.conditions()["Accepted"]["message"]
+    assert words in message if words else message == "the spec is being served"
+
+
+def test_a_claim_for_one_node_is_named_when_there_are_to_be_more_replicas():
+    situation = Situation({"cache": {"size": "1Gi"}}, ready=2)
+    situation.model = model({"cache": {"size": "1Gi"}, "replicas": 2})
+    assert "was created ReadWriteOnce" in situation.conditions()["Accepted"]["message"]
+
+
+# -- Ready ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("parts", [{"suspend": True}, {"replicas": 0}], ids=str)
+def test_a_suspended_model_is_ready_so_that_nobody_waits_for_it(parts):
+    situation = Situation(parts, ready=0)
+    assert situation.says("Ready") == ("True", "Suspended")
+    assert situation.says("Available") == ("False", "Suspended")
+    assert "Stalled" not in situation.deployment(available=0, conditions=[_late()]).conditions()
+
+
+def _late():
+    return {"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded"}
+
+
+@pytest.mark.parametrize(
+    ("parts", "available", "ready"),
+    [
+        ({"replicas": 1}, 0, False),
+        ({"replicas": 1}, 1, True),
+        ({"replicas": 4}, 2, False),
+        ({"replicas": 4}, 3, True),
+        ({"replicas": 4, "engine": {"device": "CPU"}}, 3, False),
+        ({"replicas": 4, "engine": {"device": "CPU"}}, 4, True),
+        ({"replicas": 10, "rollout": {"maxUnavailable": "25%"}}, 7, False),
+        ({"replicas": 10, "rollout": {"maxUnavailable": "25%"}}, 8, True),
+        ({"replicas": 2, "rollout": {"maxUnavailable": "100%"}}, 1, True),
+        ({"autoscaling": {"minReplicas": 2, "maxReplicas": 9, "targetConcurrency": 4}}, 1, True),
+        ({"autoscaling": {"minReplicas": 3, "maxReplicas": 9, "targetConcurrency": 4}}, 1, False),
+    ],
+    ids=str,
+)
+def test_readiness_asks_for_the_floor_less_what_a_rollout_may_take(parts, available, ready):
+    situation = Situation(parts, ready=available)
+    found = situation.says("Ready")
+    assert found == (("True", "Ready") if ready else ("False", "Loading" if not available else "TooFewReplicas"))
+    assert (situation.says("Available")[0] == "True") is ready
+
+
+def test_ready_is_not_said_by_pods_of_an_old_template():
+    situation = Situation().pod("old", template="old", ready=True)
+    assert situation.says("Ready") == ("False", "RollingOut")
+    assert situation.says("Reconciling") == ("True", "RollingOut")
+    assert situation.says("Available") == ("True", "Available")
+
+
+def test_a_leaving_old_pod_holds_up_nothing():
+    assert Situation().pod("old", template="old", deleting=True).says("Ready") == ("True", "Ready")
+
+
+def test_ready_waits_for_the_deployment_to_see_the_spec():
+    situation = Situation().deployment(observed_generation=1, generation=2)
+    assert situation.says("Ready") == ("False", "RollingOut")
+    assert "Reconciling" in situation.conditions()
+
+
+def test_a_scaling_step_does_not_make_a_ready_model_unready_until_its_deployment_notices():
+    situation = Situation().before(("Ready", "True", "Ready")).deployment(observed_generation=1, generation=2)
+    assert situation.says("Ready") == ("True", "Ready")
+    assert "Reconciling" not in situation.conditions()
+
+
+def test_a_new_template_not_yet_applied_is_a_rollout():
+    situation = Situation()
+    situation.model = model({"model": {"revision": "v2"}}, generation=2)
+    assert situation.says("Ready") == ("False", "RollingOut")
+
+
+def test_a_rollout_held_up_says_by_what_while_the_old_pods_serve():
+    situation = Situation({"engine": {"device": "CPU"}}).pod("new", waiting_reason="ImagePullBackOff")
+    situation.pods[0] = replace(situation.pods[0], template="old")
+    assert situation.says("Ready") == ("False", "ImagePullFailed")
+    assert situation.says("Available") == ("True", "Available")
+
+
+def test_a_pod_failure_is_the_reason_and_goes_when_the_pod_recovers():
+    situation = Situation(ready=0).pod("llama-1", unschedulable="1 Insufficient nvidia.com/gpu")
+    assert situation.says("Ready") == ("False", "InsufficientGPU")
+    assert situation.says("ModelReady") == ("False", "InsufficientGPU")
+    assert situation.conditions()["Ready"]["message"] == "pod llama-1: 1 Insufficient nvidia.com/gpu"
+    assert Situation().says("Ready") == ("True", "Ready")
+
+
+def test_a_failing_pod_beyond_the_floor_takes_no_readiness_away():
+    parts = {"autoscaling": {"maxReplicas": 9, "targetConcurrency": 4}}
+    situation = Situation(parts, ready=1).pod("llama-9", unschedulable="Insufficient nvidia.com/gpu")
+    assert situation.says("Ready") == ("True", "Ready")
+
+
+def test_no_progress_in_time_is_stalled_with_what_holds_it_up():
+    situation = Situation(ready=0).pod("llama-1", waiting_reason="ErrImagePull", waiting_message="no such image")
+    situation.deployment(available=0, conditions=[_late()])
+    found = situation.conditions()
+    assert (found["Stalled"]["status"], found["Stalled"]["reason"]) == ("True", "ProgressDeadlineExceeded")
+    assert "ImagePullFailed: no such image" in found["Stalled"]["message"]
+    assert found["Ready"]["reason"] == "ImagePullFailed"
+    assert "Reconciling" not in found
+
+
+def test_reconciling_lasts_from_the_change_until_enough_replicas_serve_it():
+    loading = Situation(ready=0).before(("Reconciling", "True", "Pending")).pod("llama-1")
+    assert loading.says("Reconciling") == ("True", "Loading")
+    rolling = Situation(ready=0).before(("Reconciling", "True", "RollingOut")).pod("llama-1")
+    assert rolling.says("Reconciling") == ("True", "RollingOut")
+    assert Situation().before(("Reconciling", "True", "RollingOut")).says("Reconciling") is None
+    assert Situation(ready=0).before(("Ready", "True", "Ready")).pod("llama-1").says("Reconciling") is None
+
+
+# -- drafts --------------------------------------------------------------------------------------------------------
+
+
+def test_a_broken_draft_is_served_plainly_and_said():
+    situation = Situation(DRAFTED, did=Did(running=1, fields=BROKEN))
+    assert situation.says("DraftReady") == ("False", "TokenizerMismatch")
+    assert situation.says("Ready") == ("True", "Ready")
+    assert situation.says("SpeculationActive") == ("False", "DraftUnavailable")
+    assert situation.status()["speculativeDecoding"]["state"] == "Unavailable"
+
+
+def test_a_broken_draft_breaks_the_promise_of_mode_enabled():
+    situation = Situation(DRAFTED, {"speculativeDecoding": {"mode": "Enabled"}}, did=Did(fields=BROKEN))
+    assert situation.says("Ready") == ("False", "DraftUnavailable")
+
+
+def test_a_runtime_that_ended_for_its_draft_says_so():
+    words = "DraftUnavailable: mode Enabled needs the draft"
+    situation = Situation(DRAFTED, ready=0).pod(exit_code=78, termination_message=words, restarts=1)
+    assert situation.says("Ready") == ("False", "DraftUnavailable")
+    assert situation.says("DraftReady") == ("False", "DraftUnavailable")
+
+
+def test_a_draft_is_loaded_when_a_pod_says_so():
+    assert Situation(DRAFTED).says("DraftReady") == ("True", "Loaded")
+    assert Situation(DRAFTED, ready=0).says("DraftReady") == ("Unknown", "Loading")
+
+
+def test_a_reason_that_nobody_knows_is_still_an_unavailable_draft():
+    broken = {**BROKEN, "draft_reason": "Newfangled"}
+    assert Situation(DRAFTED, did=Did(fields=broken)).says("DraftReady") == ("False", "DraftUnavailable")
+
+
+# -- scaling -------------------------------------------------------------------------------------------------------
+
+
+SCALED = {"autoscaling": {"minReplicas": 1, "maxReplicas": 9, "targetConcurrency": 4}}
+SILENT = Did(answered=False)
+
+
+def test_scaling_is_active_within_its_target():
+    assert Situation(SCALED).says("ScalingActive") == ("True", "WithinTarget")
+    assert "spec.replicas is ignored" in Situation(SCALED).conditions()["ScalingActive"]["message"]
+
+
+def test_a_decision_is_told_in_its_own_words():
+    situation = Situation(SCALED, did=Did(running=12))
+    assert situation.says("ScalingActive") == ("True", "Scaling")
+    assert "need 3 replicas at 4 each" in situation.conditions()["ScalingActive"]["message"]
+
+
+def test_pods_that_do_not_answer_make_scaling_unknown_and_say_why():
+    situation = Situation(SCALED, ready=3)
+    situation.samples |= {name: samples([SILENT] * 13, first=False) for name in ("llama-1", "llama-2")}
+    assert situation.says("ScalingActive") == ("Unknown", "MetricsUnavailable")
+    assert situation.says("SpeculationActive") == ("Unknown", "MetricsUnavailable")
+    assert "pod llama-1: no answer" in situation.conditions()["ScalingActive"]["message"]
+
+
+def test_a_foreign_owner_of_replicas_is_named():
+    situation = Situation(SCALED)
+    fields = [
+        {"manager": "outrider-operator", "fieldsV1": {"f:spec": {"f:replicas": {}}}},
+        {"manager": "kubectl", "fieldsV1": {"f:metadata": {}}},
+        {"manager": "hpa", "subresource": "scale", "fieldsV1": {"f:spec": {"f:replicas": {}}}},
+    ]
+    body = merged(situation.children["Deployment"].body, {"metadata": {"managedFields": fields}})
+    situation.children["Deployment"] = replace(situation.children["Deployment"], body=body)
+    assert situation.says("ScalingActive") == ("False", "ReplicasOwnedElsewhere")
+    assert situation.conditions()["ScalingActive"]["message"].startswith("hpa ")
+
+
+# -- speculation ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("parts", "did", "says"),
+    [
+        ({}, Did(running=1), ("True", "Drafting")),
+        ({}, Did(running=1, fields={"tokens": 0.0}), ("False", "NoGain")),
+        ({}, Did(running=0), ("Unknown", "NoTraffic")),
+        ({"mode": "Disabled"}, Did(running=1), ("False", "DisabledBySpec")),
+        ({"mode": "Enabled"}, Did(running=1), ("True", "Drafting")),
+        ({"saturation": {"disableAtConcurrency": 4}}, Did(running=4), ("False", "Saturated")),
+    ],
+    ids=str,
+)
+def test_speculation_is_active_while_tokens_are_drafted(parts, did, says):
+    assert Situation({"speculativeDecoding": parts}, did=did).says("SpeculationActive") == says
+
+
+# -- times and restarts --------------------------------------------------------------------------------------------
+
+
+def test_a_transition_time_stays_while_the_status_does_and_moves_when_it_turns():
+    same = Situation().before(("Ready", "True", "Suspended")).conditions()["Ready"]
+    turned = Situation().before(("Ready", "False", "Loading")).conditions()["Ready"]
+    assert same["lastTransitionTime"] == "then"
+    assert turned["lastTransitionTime"] == START.strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def test_what_an_operator_cannot_know_after_its_restart_stays_as_it_was_said():
+    said = [
+        ("DraftReady", "False", "TokenizerMismatch"),
+        ("ScalingActive", "True", "WithinTarget"),
+        ("SpeculationActive", "True", "Drafting"),
+    ]
+    situation = Situation(DRAFTED).before(*said)
+    situation.samples = {}
+    for kind, value, reason in said:
+        assert situation.says(kind) == (value, reason)
+        assert situation.conditions()[kind]["lastTransitionTime"] == "then"
+    situation.model = replace(situation.model, generation=2)
+    assert situation.says("DraftReady") == ("Unknown", "Pending")
+
+
+def test_a_lull_right_after_a_restart_is_no_proof_of_no_traffic():
+    situation = Situation(did=Did(), periods=3).before(("SpeculationActive", "True", "Drafting"))
+    assert situation.says("SpeculationActive") == ("True", "Drafting")
+    assert Situation(did=Did()).before(("SpeculationActive", "True", "Drafting")).says("SpeculationActive") == (
+        "Unknown",
+        "NoTraffic",
+    )
+
+
+def test_a_status_of_another_version_is_read_as_far_as_it_is_known():
+    situation = Situation(DRAFTED).before(("DraftReady", "Maybe", "Newfangled"))
+    situation.samples = {}
+    assert situation.says("DraftReady") == (Status.UNKNOWN, Reason.PENDING)
