@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.operator.build import pod
 
@@ -81,6 +81,7 @@ def test_of_several_failures_the_runtimes_own_words_are_shown():
     assert failure([]) is None
 
 
+@settings(deadline=None)
 @given(
     st.text(),
     st.text(),

@@ -8,7 +8,7 @@ import math
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider_operator.fleet.answer import parse_answer
@@ -91,6 +91,7 @@ _JSON = st.recursive(
 )
 
 
+@settings(deadline=None)
 @given(st.sampled_from([f"{a}.{b}" for a, part in ACTIVE.items() if isinstance(part, dict) for b in part]), _JSON)
 def test_nothing_a_pod_can_say_raises_anything_but_value_error(path, value):
     try:

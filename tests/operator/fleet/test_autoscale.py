@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.operator.build import START, Did, samples
 
@@ -232,6 +232,7 @@ def test_a_scale_out_is_in_progress_while_needed_and_not_too_long(load, ready, d
 _LOADS = st.lists(st.none() | st.floats(0, 300), min_size=1, max_size=70)
 
 
+@settings(deadline=None, max_examples=100)
 @given(
     st.lists(_LOADS, max_size=5),
     st.integers(0, 30),
@@ -251,6 +252,7 @@ def test_replicas_stay_inside_their_bounds_and_a_decision_stands(pods, current, 
     assert again.replicas == decision.replicas
 
 
+@settings(deadline=None, max_examples=100)
 @given(st.lists(st.floats(0, 300), min_size=6, max_size=6), st.integers(1, 10))
 def test_more_load_never_means_fewer_replicas(loads, current):
     less, more = (_decide(_view([factor * load for load in loads]), current).replicas for factor in (1, 2))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.operator.build import answer, samples, spec
 
@@ -60,6 +60,7 @@ def test_hours_of_samples_are_thinned_without_losing_a_request():
     assert len(intervals(kept, THINNED)) == len(kept) - 1
 
 
+@settings(deadline=None, max_examples=50)
 @given(st.lists(st.tuples(st.floats(1, 30), st.sets(st.sampled_from("abc"))), max_size=60), st.floats(5, 300))
 def test_history_is_ordered_bounded_and_each_pod_in_one_place(steps, keep):
     fleet, now = Fleet(), 0.0

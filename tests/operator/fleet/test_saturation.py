@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.operator.build import Did, samples, spec
 
@@ -195,6 +195,7 @@ def test_the_policy_says_what_is_remembered():
     assert told == told.sealed()
 
 
+@settings(deadline=None, max_examples=50)
 @given(
     st.lists(st.none() | st.floats(0, 40), min_size=1, max_size=80),
     st.sampled_from([0, 5, 10, 30, 60]),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.operator.build import Did, answer, samples
 
@@ -19,6 +19,7 @@ def _sample(at, running, uptime):
     return Sample(at, answer(_counters(running, uptime)))
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.floats(0.5, 14), st.floats(0, 500)), min_size=1, max_size=30))
 def test_means_are_exact_whatever_the_operators_timing(periods):
     at, total, uptime, history = 0.0, 0.0, 1.0, [_sample(0.0, 0.0, 1.0)]
