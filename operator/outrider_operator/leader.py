@@ -10,7 +10,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
@@ -98,19 +98,21 @@ class Leader:
         except NotFound:
             metadata = {"namespace": self._namespace, "name": self._name}
             body = {"apiVersion": KINDS["Lease"].api_version, "kind": "Lease", "metadata": metadata}
-            await self._kube.create({**body, "spec": self._record({}, taken=True)})
+            self._see(await self._kube.create({**body, "spec": self._record({}, taken=True)}))
             return True
+        self._see(lease)
+        spec = lease.get("spec", {})
+        ours, free = self._holder() == self._identity, not self._holder()
+        if not ours and not free and self._clock() - self._since < spec.get("leaseDurationSeconds", self._seconds):
+            return False
+        self._see(await self._kube.update({**lease, "spec": self._record(spec, taken=not ours)}))
+        return True
+
+    def _see(self, lease: Mapping[str, Any]) -> None:
         spec = lease.get("spec", {})
         seen = (spec.get("holderIdentity") or "", spec.get("renewTime"), spec.get("acquireTime"))
         if seen != self._seen:
             self._seen, self._since = seen, self._clock()
-        ours = seen[0] == self._identity
-        if seen[0] and not ours and self._clock() - self._since < spec.get("leaseDurationSeconds", self._seconds):
-            return False
-        answer = await self._kube.update({**lease, "spec": self._record(spec, taken=not ours)})
-        spec = answer["spec"]
-        self._seen, self._since = (self._identity, spec.get("renewTime"), spec.get("acquireTime")), self._clock()
-        return True
 
     def _record(self, before: dict[str, Any], taken: bool) -> dict[str, Any]:
         now = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+
+import pytest
+
+from outrider_operator.cache import Key
+from outrider_operator.fleet.samples import Sample
+from outrider_operator.observe import Pod
+from outrider_operator.rounds import Rounds
+
+LLAMA = Key("team", "llama")
+
+
+def pod(name: str) -> Pod:
+    return Pod(name=name, ip="127.0.0.1", template="t", ready=True, deleting=False, phase="Running")
+
+
+async def eventually(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not holds():
+            await asyncio.sleep(0.001)
+
+
+class Reader:
+    """Answers for every pod, and counts the rounds."""
+
+    def __init__(self) -> None:
+        self.rounds: list[list[str]] = []
+        self.hangs = False
+
+    async def __call__(self, pods: Sequence[Pod]) -> Mapping[str, Sample]:
+        self.rounds.append([each.name for each in pods])
+        if self.hangs:
+            await asyncio.Event().wait()
+        at = asyncio.get_running_loop().time()
+        return {each.name: Sample(at, None, "no answer") for each in pods}
+
+
+@pytest.fixture
+def read() -> Reader:
+    return Reader()
+
+
+async def test_ready_pods_are_read_again_and_again_and_each_round_is_told(read: Reader) -> None:
+    measured: list[Key] = []
+    rounds = Rounds(read, measured.append, interval=0.001)
+    rounds.follow(LLAMA, [pod("a"), pod("b")], keep=60)
+    await eventually(lambda: len(measured) >= 3)
+    assert read.rounds[0] == ["a", "b"]
+    assert set(rounds.fleet(LLAMA).samples) == {"a", "b"}
+    assert len(rounds.fleet(LLAMA).samples["a"]) >= 3
+    await rounds.close()
+
+
+async def test_without_ready_pods_nothing_is_read(read: Reader) -> None:
+    rounds = Rounds(read, lambda key: None, interval=0.001)
+    rounds.follow(LLAMA, [], keep=60)
+    await asyncio.sleep(0.01)
+    assert read.rounds == []
+    assert rounds.fleet(LLAMA).samples == {}
+
+
+async def test_a_pod_that_is_no_longer_ready_moves_to_the_gone(read: Reader) -> None:
+    rounds = Rounds(read, lambda key: None, interval=0.001)
+    rounds.follow(LLAMA, [pod("a"), pod("b")], keep=60)
+    await eventually(lambda: bool(rounds.fleet(LLAMA).samples))
+    rounds.follow(LLAMA, [pod("a")], keep=60)
+    await eventually(lambda: set(rounds.fleet(LLAMA).samples) == {"a"})
+    assert set(rounds.fleet(LLAMA).gone) == {"b"}
+    rounds.follow(LLAMA, [], keep=60)
+    assert rounds.fleet(LLAMA).samples == {}
+    await rounds.close()
+
+
+async def test_following_twice_does_not_read_twice_at_once(read: Reader) -> None:
+    read.hangs = True
+    rounds = Rounds(read, lambda key: None, interval=0.001)
+    for _ in range(3):
+        rounds.follow(LLAMA, [pod("a")], keep=60)
+        await asyncio.sleep(0.005)
+    assert len(read.rounds) == 1
+    await rounds.close()
+
+
+async def test_a_forgotten_model_is_read_no_more(read: Reader) -> None:
+    rounds = Rounds(read, lambda key: None, interval=0.001)
+    rounds.follow(LLAMA, [pod("a")], keep=60)
+    await eventually(lambda: len(read.rounds) > 1)
+    rounds.forget(LLAMA)
+    await asyncio.sleep(0.005)
+    before = len(read.rounds)
+    await asyncio.sleep(0.01)
+    assert len(read.rounds) == before
+    assert rounds.fleet(LLAMA).samples == {}
