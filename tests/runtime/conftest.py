@@ -6,8 +6,11 @@ import os
 from pathlib import Path
 
 import pytest
-
+from hypothesis import settings
 from tests.runtime.folders import OTHER_TEXT, make_model
+
+settings.register_profile("outrider", deadline=None)  # the machine may be busy with others' work
+settings.load_profile("outrider")
 
 
 @pytest.fixture(scope="session")

@@ -5,10 +5,9 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
+from tests.runtime.tiny import reference_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
-
-from tests.runtime.tiny import reference_model
 
 BOS, EOS = "<|im_start|>", "<|im_end|>"
 CHAT_TEMPLATE = (

@@ -9,12 +9,12 @@ import shutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.runtime.folders import make_model
 
 from outrider_runtime.errors import Refusal
 from outrider_runtime.models.checkpoint import open_checkpoint
 from outrider_runtime.models.config import tensor_shapes
 from outrider_runtime.models.weights import reading
-from tests.runtime.folders import make_model
 
 
 @pytest.fixture
@@ -214,7 +214,5 @@ def test_tensors_that_do_not_fit_the_config_are_refused_before_they_are_read(fol
 
 def test_tables_that_old_versions_saved_are_ignored(folder):
     tensors = load_file(folder / "model.safetensors")
-    save_file(
-        {**tensors, "model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(4)}, folder / "model.safetensors"
-    )
+    save_file({**tensors, "model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(4)}, folder / "model.safetensors")
     assert read(folder).keys() > tensors.keys()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import transformers
+from tests.runtime.tiny import reference_model
 
 from outrider_runtime.errors import Refusal
 from outrider_runtime.models.config import model_config, tensor_shapes
-from tests.runtime.tiny import reference_model
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],

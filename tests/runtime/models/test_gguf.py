@@ -1,4 +1,4 @@
-"""GGUF: a tiny model written as llama.cpp writes it comes back as it was, and the demo file as transformers reads it."""
+"""GGUF: a model written as llama.cpp writes it comes back as it was, and the demo file as transformers reads it."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.runtime.folders import CHAT_TEMPLATE, EOS, tokenizer
+from tests.runtime.tiny import reference_model
 from transformers import AutoTokenizer
 
 from outrider_runtime.errors import Refusal
 from outrider_runtime.models.checkpoint import open_checkpoint
 from outrider_runtime.models.config import model_config
 from outrider_runtime.models.gguf import GGUFFile
-from tests.runtime.folders import CHAT_TEMPLATE, EOS, tokenizer
-from tests.runtime.tiny import reference_model
 
 NAMES = {
     "llama": ("LlamaForCausalLM", gguf.MODEL_ARCH.LLAMA),
@@ -66,9 +66,7 @@ def write(path, architecture="llama", *, fields=(), tensors=(), quantization=Non
             continue
         values = tensor.numpy()
         if architecture == "llama" and (".q_proj." in name or ".k_proj." in name):
-            values = permuted(
-                values, config.num_attention_heads if ".q_proj." in name else config.num_key_value_heads
-            )
+            values = permuted(values, config.num_attention_heads if ".q_proj." in name else config.num_key_value_heads)
         kind = quantization if values.ndim == 2 else None
         if kind is not None:
             values = gguf.quants.quantize(values, kind)

@@ -6,6 +6,7 @@ HF_ENDPOINT names another hub, HF_TOKEN authorises, HF_HUB_OFFLINE=1 uses what i
 from __future__ import annotations
 
 import errno
+import os
 import shutil
 import time
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from huggingface_hub.errors import (
     OfflineModeIsEnabled,
     RevisionNotFoundError,
 )
+from huggingface_hub.file_download import repo_folder_name
 from huggingface_hub.utils import disable_progress_bars
 
 from outrider_runtime.config import SourceConfig
@@ -43,7 +45,7 @@ def find(source: SourceConfig, cache: Path, report: Callable[[str], None], weigh
         return _cached(source, repo, cache, "HF_HUB_OFFLINE is set")
     try:
         info = _patiently(
-            lambda: HfApi().model_info(repo, revision=source.revision, files_metadata=True), source, report
+            lambda: HfApi(_endpoint()).model_info(repo, revision=source.revision, files_metadata=True), source, report
         )
     except _Unreachable as error:
         return _cached(source, repo, cache, str(error))
@@ -57,9 +59,14 @@ def find(source: SourceConfig, cache: Path, report: Callable[[str], None], weigh
             _download(source, repo, commit, {name: sizes[name] for name in missing}, cache, report)
         except _Unreachable as error:
             raise Refusal("ModelNotFound", f"{source.uri}: {error}; check the network, or HF_ENDPOINT") from error
-    folder = cache / f"models--{repo.replace('/', '--')}" / "snapshots" / commit
+    entry = cache / repo_folder_name(repo_id=repo, repo_type="model")
+    folder = entry / "snapshots" / commit
     if not folder.is_dir():
         raise Refusal("ModelNotFound", f"{source.uri}: no file of a model in it; correct the name")
+    if weights:  # from now on the name leads to this commit without the hub, too
+        ref = entry / "refs" / (source.revision or constants.DEFAULT_REVISION)
+        ref.parent.mkdir(parents=True, exist_ok=True)
+        ref.write_text(commit)
     return Found(folder, commit, complete=weights)
 
 
@@ -87,7 +94,9 @@ def _download(
     report: Callable[[str], None],
 ) -> None:
     def one(name: str) -> str:
-        _patiently(lambda: hf_hub_download(repo, name, revision=commit, cache_dir=cache), source, report)
+        _patiently(
+            lambda: hf_hub_download(repo, name, revision=commit, cache_dir=cache, endpoint=_endpoint()), source, report
+        )
         return name
 
     total, done, start = sum(sizes.values()), 0, time.monotonic()
@@ -148,6 +157,10 @@ def _cached(source: SourceConfig, repo: str, cache: Path, why: str) -> Found:
     except LocalEntryNotFoundError as error:
         raise Refusal("ModelNotFound", f"{source.uri}: {why}, and it is not in the cache {cache}") from error
     return Found(Path(folder), Path(folder).name)
+
+
+def _endpoint() -> str | None:
+    return os.environ.get("HF_ENDPOINT")
 
 
 def _make_room(cache: Path, needed: int) -> None:
