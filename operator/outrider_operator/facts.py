@@ -167,8 +167,8 @@ class Facts:
     @cached_property
     def broken_drafts(self) -> tuple[tuple[str, str], ...]:
         """Reason and message of each pod of the current template that cannot use its draft."""
-        answers = [self.view.fresh[name].answer for name in sorted(self.answering)]
-        return tuple((a.draft_reason, a.draft_message) for a in answers if a is not None and not a.draft_ok)
+        answers = [self.view.fresh[name] for name in sorted(self.answering)]
+        return tuple((a.draft_reason, a.draft_message) for a in answers if not a.draft_ok)
 
     @property
     def no_draft_works(self) -> bool:

@@ -57,13 +57,12 @@ def differs(new: Mapping[str, Any], old: Mapping[str, Any]) -> bool:
 
 def _model(facts: Facts, before: Mapping[str, Any]) -> dict[str, Any] | None:
     for name in sorted(facts.answering):
-        answer = facts.view.fresh[name].answer
-        if answer is not None:
-            return _given(
-                resolvedRevision=answer.model_revision or None,
-                parameters=answer.model_parameters or None,
-                dtype=answer.model_dtype or None,
-            )
+        answer = facts.view.fresh[name]
+        return _given(
+            resolvedRevision=answer.model_revision or None,
+            parameters=answer.model_parameters or None,
+            dtype=answer.model_dtype or None,
+        )
     return _carried(facts, before, "model")
 
 
@@ -71,8 +70,8 @@ def _draft(facts: Facts, before: Mapping[str, Any]) -> dict[str, Any] | None:
     if facts.spec is not None and facts.spec.speculative_decoding.draft is None:
         return None
     for name in sorted(facts.answering):
-        answer = facts.view.fresh[name].answer
-        if answer is not None and answer.draft_ok:
+        answer = facts.view.fresh[name]
+        if answer.draft_ok:
             return _given(resolvedRevision=answer.draft_revision or None, parameters=answer.draft_parameters or None)
     return None if facts.broken_drafts else _carried(facts, before, "draft")
 

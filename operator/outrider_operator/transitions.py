@@ -43,6 +43,8 @@ def _draft_rejected(old: StatusObject, new: StatusObject) -> Said | None:
 
 
 def _pod_failed(old: StatusObject, new: StatusObject) -> Said | None:
+    if _is(new, ConditionType.ACCEPTED, Status.FALSE):
+        return None  # its reason is the spec's, whatever word pods have for the same
     known = {find(old, kind).get("reason") for kind in _SHOWING_FAILURES}
     for kind in _SHOWING_FAILURES:
         condition = find(new, kind)

@@ -225,7 +225,7 @@ class Cluster:
         for number, (name, (each, created)) in enumerate(list(self.pods.items())):
             fits = number < self.room
             waits = "" if fits else "0/1 nodes are available: 1 Insufficient nvidia.com/gpu."
-            ready = fits and self.now - created >= self.starts_in
+            ready = fits and (each.ready or self.now - created >= self.starts_in)
             self.pods[name] = (replace(each, ready=ready, unschedulable=waits), created)
         self.children["Deployment"] = child(body, **self._live(body))
 

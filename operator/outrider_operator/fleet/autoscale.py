@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 
 from outrider_operator.api.v1alpha1 import Autoscaling
 from outrider_operator.fleet.history import LOAD_WINDOW
-from outrider_operator.fleet.windows import Interval, View, intervals
+from outrider_operator.fleet.windows import Interval, View
 
 TOLERANCE = 0.1  # of the target: a smaller deviation changes nothing
 STEP_PERIOD = timedelta(minutes=1)  # over which steps up are limited
@@ -129,16 +129,12 @@ def _rejected(s: Situation) -> float:
     """Requests turned away since the fleet settled. Until it has, the replicas to come are the answer to them."""
     started = max((each.at for each in s.past if each.after > each.before), default=None)
     waiting = len(s.view.ready) < s.current and started is not None and s.at - started <= SCALE_OUT_LIMIT
-    settled = all(those and those[0].at <= s.view.end - LOAD_WINDOW for those in s.view.ready.values())
+    since = s.view.end - LOAD_WINDOW
+    settled = all(track.since <= since for track in s.view.tracks.values())
     if waiting or not settled or (started is not None and s.at - started < timedelta(seconds=LOAD_WINDOW)):
         return 0.0
-    since = s.view.end - LOAD_WINDOW
-    return sum(
-        pod.rejected_requests
-        for those in s.view.ready.values()
-        for pod in intervals(those)
-        if pod.start >= since - 1e-6
-    )
+    found = (pod for track in s.view.tracks.values() for pod in track.intervals if pod.start >= since)
+    return sum(pod.rejected_requests for pod in found)
 
 
 def _down(s: Situation) -> Decision:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from outrider_operator.fleet.history import REPORT_WINDOW
 from outrider_operator.fleet.samples import Answer
 from outrider_operator.fleet.saturation import break_even
-from outrider_operator.fleet.windows import View, intervals
+from outrider_operator.fleet.windows import View
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,18 +29,18 @@ class Report:
 
 def report(view: View) -> Report:
     since = view.end - REPORT_WINDOW
-    found = {name: [i for i in intervals(those) if i.start >= since] for name, those in view.ready.items()}
-    everything = [interval for those in found.values() for interval in those]
+    found = [[i for i in track.intervals if i.start >= since] for track in view.tracks.values()]
+    everything = [interval for those in found for interval in those]
     running = [
         sum(i.running * (i.end - i.start) for i in those) / sum(i.end - i.start for i in those)
-        for those in found.values()
+        for those in found
         if those
     ]
     busy = [i for i in everything if i.generated_tokens > 0]
     drafts = sum(i.drafts for i in everything)
     drafted = sum(i.draft_tokens for i in everything)
     accepted = sum(i.accepted_tokens for i in everything)
-    answers = tuple(s.answer for _, s in sorted(view.fresh.items()) if s.answer is not None)
+    answers = tuple(answer for _, answer in sorted(view.fresh.items()))
     speedups = [a.speedup for a in answers if a.speedup is not None]
     even = break_even(view)
     return Report(

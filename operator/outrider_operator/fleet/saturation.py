@@ -70,8 +70,7 @@ def disable_at(memory: Memory, saturation: Saturation, view: View) -> float | No
 
 def break_even(view: View) -> float | None:
     """The median of what the ready pods measured, the lower of two; None when none did."""
-    answers = [sample.answer for sample in view.fresh.values()]
-    known = [a.break_even_concurrency for a in answers if a and a.break_even_concurrency]
+    known = [a.break_even_concurrency for a in view.fresh.values() if a.break_even_concurrency]
     return float(median_low(known)) if known else None
 
 

@@ -7,18 +7,19 @@ operator's clock or delays did meanwhile.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
-from outrider_operator.fleet.samples import Counters, Fleet, Sample
+from outrider_operator.fleet.samples import Answer, Counters, Fleet, Sample
 
 PERIOD = 5.0  # seconds between rounds of reading
 STALE = 3 * PERIOD  # a pod last heard of longer ago is not measured
 LONGEST = STALE  # seconds one interval may span and still stand for each period in it
 THINNED = 90.0  # the same for the past of the load, whose old samples are thinned to one a minute
 
-Samples = Mapping[str, tuple[Sample, ...]]
+_NOTHING = Counters(0, 0, 0, 0, 0, 0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,33 +42,61 @@ class Interval:
         return self.running + self.waiting
 
 
-def intervals(samples: Sequence[Sample], longest: float = LONGEST) -> list[Interval]:
+def intervals(samples: Sequence[Sample]) -> list[Interval]:
     """The measured intervals, oldest first. One that holds a failed reading, or is too long, is a gap: left out."""
-    pairs = pairwise(samples)
-    return [found for before, after in pairs if (found := _interval(before, after, longest)) is not None]
+    return [found for before, after in pairwise(samples) if (found := _interval(before, after)) is not None]
 
 
-def _interval(before: Sample, after: Sample, longest: float) -> Interval | None:
-    if before.answer is None or after.answer is None or not 0 < after.at - before.at <= longest:
+def _interval(before: Sample, after: Sample) -> Interval | None:
+    if before.answer is None or after.answer is None or not 0 < after.at - before.at <= THINNED:
         return None
-    now, then = astuple(after.answer.counters), astuple(before.answer.counters)
-    differences = [a - b for a, b in zip(now, then, strict=True)]
-    # any counter that fell means the process started anew: all it counted, it counted since
-    d = Counters(*(now if min(differences) < 0 else differences))
-    if d.uptime_seconds <= 0:
+    now, then = after.answer.counters, before.answer.counters
+    if _restarted(now, then):
+        then = _NOTHING  # all it counted, it counted since
+    seconds = now.uptime_seconds - then.uptime_seconds
+    if seconds <= 0:
         return None
     return Interval(
         start=before.at,
         end=after.at,
-        running=d.running_request_seconds / d.uptime_seconds,
-        waiting=d.waiting_request_seconds / d.uptime_seconds,
+        running=(now.running_request_seconds - then.running_request_seconds) / seconds,
+        waiting=(now.waiting_request_seconds - then.waiting_request_seconds) / seconds,
         tokens=after.answer.tokens,
-        drafts=d.drafts,
-        draft_tokens=d.draft_tokens,
-        accepted_tokens=d.accepted_tokens,
-        generated_tokens=d.generated_tokens,
-        rejected_requests=d.rejected_requests,
+        drafts=now.drafts - then.drafts,
+        draft_tokens=now.draft_tokens - then.draft_tokens,
+        accepted_tokens=now.accepted_tokens - then.accepted_tokens,
+        generated_tokens=now.generated_tokens - then.generated_tokens,
+        rejected_requests=now.rejected_requests - then.rejected_requests,
     )
+
+
+def _restarted(now: Counters, then: Counters) -> bool:
+    """Whether any counter fell. Uptime alone does not tell: a process may have run longer than the one before it."""
+    return (
+        now.uptime_seconds < then.uptime_seconds
+        or now.running_request_seconds < then.running_request_seconds
+        or now.waiting_request_seconds < then.waiting_request_seconds
+        or now.drafts < then.drafts
+        or now.draft_tokens < then.draft_tokens
+        or now.accepted_tokens < then.accepted_tokens
+        or now.generated_tokens < then.generated_tokens
+        or now.rejected_requests < then.rejected_requests
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Track:
+    """What one pod did, and from when to when it was there to be asked."""
+
+    since: float
+    until: float
+    intervals: tuple[Interval, ...]  # oldest first
+
+    @classmethod
+    def of(cls, samples: Sequence[Sample]) -> Track:
+        if not samples:
+            return cls(math.inf, -math.inf, ())
+        return cls(samples[0].at, samples[-1].at, tuple(intervals(samples)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,34 +124,33 @@ def periods(window: float) -> int:
     return max(1, math.ceil(window / PERIOD))
 
 
-def rounds(samples: Samples, end: float, count: int, longest: float = LONGEST) -> list[Round]:
-    """The last `count` periods before `end`, newest first. A pod is in those between its first and last sample."""
+def rounds(tracks: Iterable[Track], end: float, count: int, longest: float = LONGEST) -> list[Round]:
+    """The last `count` periods before `end`, newest first. A pod is in those between its first and last sample;
+    an interval of more than `longest` seconds measures none of them."""
     middles = [end - PERIOD * (number + 0.5) for number in range(count)]
     measured: list[list[Interval]] = [[] for _ in middles]
     unmeasured = [0] * count
-    for those in samples.values():
-        if not those:
-            continue
-        backwards = iter(reversed(intervals(those, longest)))
+    for track in tracks:
+        backwards = reversed(track.intervals)
         current = next(backwards, None)
         for number, middle in enumerate(middles):
-            if not those[0].at < middle <= those[-1].at:
+            if not track.since < middle <= track.until:
                 continue
             while current is not None and current.start >= middle:
                 current = next(backwards, None)
-            if current is not None and middle <= current.end:
+            if current is not None and middle <= current.end and current.end - current.start <= longest:
                 measured[number].append(current)
             else:
                 unmeasured[number] += 1
     return [Round(tuple(those), missing) for those, missing in zip(measured, unmeasured, strict=True)]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class View:
     """The samples that count for a decision now: of the pods that are ready, and of those that were."""
 
-    ready: Samples  # every ready pod, with no samples where none was read yet
-    gone: Samples
+    ready: Mapping[str, tuple[Sample, ...]]  # every ready pod, with no samples where none was read yet
+    gone: Mapping[str, tuple[Sample, ...]]
     now: float
 
     @classmethod
@@ -130,40 +158,55 @@ class View:
         known = {**fleet.gone, **fleet.samples}
         return cls({name: known.pop(name, ()) for name in ready}, known, now)
 
-    @property
-    def fresh(self) -> dict[str, Sample]:
-        """The last reading of each pod that can be measured now."""
-        newest = {name: those[-1] for name, those in self.ready.items() if those}
-        answered = {
-            name: next((s for s in reversed(self.ready[name]) if s.answer is not None), sample)
-            for name, sample in newest.items()
-        }
-        return {name: s for name, s in answered.items() if s.answer is not None and self.now - s.at <= STALE}
+    @cached_property
+    def tracks(self) -> dict[str, Track]:
+        """Of the ready pods."""
+        return {name: Track.of(samples) for name, samples in self.ready.items()}
+
+    @cached_property
+    def fresh(self) -> dict[str, Answer]:
+        """The last answer of each pod that can be measured now."""
+        found = {}
+        for name, samples in self.ready.items():
+            for sample in reversed(samples):
+                if self.now - sample.at > STALE:
+                    break
+                if sample.answer is not None:
+                    found[name] = sample.answer
+                    break
+        return found
 
     @property
     def measurable(self) -> bool:
         """Whether at least half of the ready pods can be measured, and there is one."""
         return bool(self.ready) and 2 * len(self.fresh) >= len(self.ready)
 
-    @property
+    @cached_property
     def end(self) -> float:
         """When the newest round was read."""
-        return max((those[-1].at for those in self.ready.values() if those), default=self.now)
+        return max((samples[-1].at for samples in self.ready.values() if samples), default=self.now)
 
-    @property
+    @cached_property
     def start(self) -> float:
         """When the oldest sample was taken: a decision needs a window that starts no earlier."""
         everything = (*self.ready.values(), *self.gone.values())
-        return min((those[0].at for those in everything if those), default=math.inf)
+        return min((samples[0].at for samples in everything if samples), default=math.inf)
 
     def window(self, seconds: float) -> list[Round] | None:
         """The rounds of the ready pods, newest first; None until samples reach so far back."""
-        return rounds(self.ready, self.end, periods(seconds)) if self._reaches(seconds) else None
+        if not self._reaches(seconds):
+            return None
+        return rounds(self.tracks.values(), self.end, periods(seconds))
 
     def past(self, seconds: float) -> list[Round] | None:
         """The same with the pods that were there then and are gone."""
-        everything = {**self.gone, **self.ready}
-        return rounds(everything, self.end, periods(seconds), THINNED) if self._reaches(seconds) else None
+        if not self._reaches(seconds):
+            return None
+        return rounds((*self.tracks.values(), *self._left), self.end, periods(seconds), THINNED)
+
+    @cached_property
+    def _left(self) -> tuple[Track, ...]:
+        return tuple(map(Track.of, self.gone.values()))
 
     def _reaches(self, seconds: float) -> bool:
         # half a period of slack: rounds are read every five seconds, not at every fifth second

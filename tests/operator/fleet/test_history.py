@@ -8,7 +8,7 @@ from tests.operator.build import answer, samples, spec
 
 from outrider_operator.fleet.history import remember, window
 from outrider_operator.fleet.samples import Fleet, Sample
-from outrider_operator.fleet.windows import THINNED, intervals
+from outrider_operator.fleet.windows import intervals
 
 
 def _read(at):
@@ -56,8 +56,8 @@ def test_hours_of_samples_are_thinned_without_losing_a_request():
     kept = fleet.samples["a"]
     assert len(kept) < 1000
     assert kept[0].at <= 12000 - 10800 < kept[1].at + 60
-    assert {interval.running for interval in intervals(kept, THINNED)} == {2.0}
-    assert len(intervals(kept, THINNED)) == len(kept) - 1
+    assert {interval.running for interval in intervals(kept)} == {2.0}
+    assert len(intervals(kept)) == len(kept) - 1
 
 
 @settings(deadline=None, max_examples=50)

@@ -8,11 +8,15 @@ from hypothesis import strategies as st
 from tests.operator.build import Did, answer, samples
 
 from outrider_operator.fleet.samples import Counters, Fleet, Sample
-from outrider_operator.fleet.windows import View, intervals, rounds
+from outrider_operator.fleet.windows import Track, View, intervals, rounds
 
 
 def _counters(running, uptime):
     return Counters(running, 0, 0, 0, 0, 0, 0, uptime)
+
+
+def _tracks(*pods):
+    return [Track.of(samples(pod)) for pod in pods]
 
 
 def _sample(at, running, uptime):
@@ -44,7 +48,7 @@ def test_a_pod_that_restarted_and_ran_longer_than_before_is_seen_to_have_restart
     "history",
     [
         [_sample(0, 0, 1), Sample(5, None, "timeout"), _sample(10, 50, 11)],
-        [_sample(0, 0, 1), _sample(16, 50, 17)],
+        [_sample(0, 0, 1), _sample(91, 50, 92)],
         [_sample(0, 3, 2), _sample(5, 0, 0)],
         [_sample(5, 0, 1), _sample(5, 1, 2)],
         [_sample(0, 0, 1)],
@@ -57,7 +61,7 @@ def test_a_gap_is_no_interval(history):
 
 
 def test_rounds_line_up_pods_and_count_the_unmeasured():
-    grid = rounds({"a": samples([1, 2, 3]), "b": samples([3, None, 5])}, end=15.0, count=3)
+    grid = rounds(_tracks([1, 2, 3], [3, None, 5]), end=15.0, count=3)
     assert [(len(each.measured), each.unmeasured) for each in grid] == [(1, 1), (1, 1), (2, 0)]
     assert grid[2].mean(lambda pod: pod.running) == 2
     assert grid[0].total(lambda pod: pod.running, unmeasured=10) == 13
@@ -65,15 +69,20 @@ def test_rounds_line_up_pods_and_count_the_unmeasured():
 
 def test_a_pod_is_in_no_round_before_it_was_there_or_after_it_left():
     late, left = samples([9], start=10.0), samples([4])
-    grid = rounds({"late": late, "left": left}, end=15.0, count=3)
+    grid = rounds([Track.of(late), Track.of(left), Track.of(())], end=15.0, count=3)
     assert [(len(each.measured), each.unmeasured) for each in grid] == [(1, 0), (0, 0), (1, 0)]
     assert [each.gap for each in grid] == [False, True, False]
 
 
 def test_fewer_than_half_measured_is_a_gap_and_half_is_not():
-    histories = {"a": samples([1]), "b": samples([None])}
-    assert not rounds(histories, 5.0, 1)[0].gap
-    assert rounds(histories | {"c": samples([None])}, 5.0, 1)[0].gap
+    assert not rounds(_tracks([1], [None]), 5.0, 1)[0].gap
+    assert rounds(_tracks([1], [None], [None]), 5.0, 1)[0].gap
+
+
+def test_a_long_interval_measures_no_period_but_the_past():
+    thinned = [Track.of([_sample(0, 0, 1), _sample(60, 120, 61)])]
+    assert [each.unmeasured for each in rounds(thinned, 60.0, 2)] == [1, 1]
+    assert [each.total(lambda pod: pod.running, 0) for each in rounds(thinned, 60.0, 2, 90.0)] == [2, 2]
 
 
 def test_a_view_knows_who_can_be_measured_now():
