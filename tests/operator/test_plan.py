@@ -281,11 +281,11 @@ def test_scaling_steps_and_turns_of_speculation_never_flap_readiness():
 
 # -- fixpoints -----------------------------------------------------------------------------------------------------
 
-_LOADS = st.lists(st.tuples(st.integers(1, 30), st.sampled_from([0, 3, 12, 18, 40, 90, 300])), min_size=1, max_size=6)
+_LOADS = st.lists(st.tuples(st.integers(1, 15), st.sampled_from([0, 3, 12, 18, 40, 90, 300])), min_size=1, max_size=4)
 _SPECS = st.sampled_from([(), (SATURATED,), (SCALED,), (SATURATED, SCALED), (DRAFTED,), ({"replicas": 2},)])
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=15)
 @given(_SPECS, _LOADS)
 def test_planning_on_what_a_plan_brought_about_changes_nothing(parts, loads):
     cluster = _cluster(*parts)
@@ -303,7 +303,7 @@ def test_planning_on_what_a_plan_brought_about_changes_nothing(parts, loads):
     assert again.events == ()
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=15)
 @given(_LOADS, st.integers(0, 100), st.integers(1, 6))
 def test_over_any_load_replicas_stay_in_bounds_and_speculation_turns_at_most_once_a_window(loads, starts_in, room):
     cluster = _cluster(SATURATED, SCALED, starts_in=float(starts_in), room=room)
@@ -324,7 +324,7 @@ def test_over_any_load_replicas_stay_in_bounds_and_speculation_turns_at_most_onc
     assert len(cluster.events()) == len({(at, e) for at, p in cluster.plans for e in p.events})
 
 
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=15)
 @given(_LOADS, st.integers(0, 20))
 def test_an_operator_that_restarts_at_any_moment_remembers_the_same_policy(loads, moment):
     cluster, step = _cluster(SATURATED), 0
