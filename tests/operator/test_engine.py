@@ -6,6 +6,7 @@ import pytest
 from tests.operator.build import DRAFTED, model, spec
 
 from outrider_operator.engine import arguments, claims, environment
+from outrider_runtime.flags import parse as flags_of_the_runtime
 
 
 def _arguments(*parts, tier=4):
@@ -52,6 +53,25 @@ def test_every_field_of_the_spec_has_its_flag():
     ):
         assert part in line
     assert line.endswith("--log-level debug")
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        (),
+        (DRAFTED,),
+        ({"engine": {"device": "CPU", "dtype": "Float16", "maxConcurrency": 1, "memoryUtilizationPercent": 1}},),
+    ],
+    ids=str,
+)
+def test_the_runtime_understands_what_it_is_started_with(parts):
+    target = model(*parts)
+    flags, warnings = flags_of_the_runtime(arguments(target, target.spec, 16))
+    assert warnings == []
+    assert flags.command == "serve"
+    assert flags.model == target.spec.model.uri
+    assert flags.max_speculative_tokens == 16
+    assert flags.gpu_memory_utilization == target.spec.engine.memory_utilization_percent / 100
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from outrider_operator.api.reasons import SpeculationState
+from outrider_operator.digest import digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +23,7 @@ class Policy:
 
     def sealed(self) -> Policy:
         """The same with `revision` set to the hash of the content."""
-        content = json.dumps({**asdict(self), "revision": ""}, sort_keys=True)
-        return replace(self, revision=hashlib.sha256(content.encode()).hexdigest()[:8])
+        return replace(self, revision=digest({**asdict(self), "revision": ""}, 8))
 
     def to_json(self) -> dict[str, Any]:
         return {

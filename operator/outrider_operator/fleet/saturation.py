@@ -8,9 +8,9 @@ from statistics import median_low
 
 from outrider_operator.api.reasons import Reason, SpeculationState
 from outrider_operator.api.v1alpha1 import Mode, Saturation, SpeculativeDecoding
+from outrider_operator.digest import digest
 from outrider_operator.fleet.policy import Memory, Policy
 from outrider_operator.fleet.windows import Round, View
-from outrider_operator.render.meta import digest
 
 
 def decide(

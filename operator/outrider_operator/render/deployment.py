@@ -8,8 +8,9 @@ from typing import Any
 
 from outrider_operator import labels
 from outrider_operator.api.v1alpha1 import CAPTURE_TIERS, Device, Quantity, SpeculativeModelSpec
+from outrider_operator.digest import digest
 from outrider_operator.observe import Model
-from outrider_operator.render.meta import digest, metadata, selector
+from outrider_operator.render.meta import metadata, selector
 from outrider_operator.render.overlay import overlaid
 from outrider_operator.render.pod import pod_template
 

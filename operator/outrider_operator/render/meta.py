@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
 from typing import Any
 
 from outrider_operator import labels
 from outrider_operator.api.v1alpha1 import API_VERSION, KIND
+from outrider_operator.digest import digest
 from outrider_operator.observe import Model
 
 
@@ -27,12 +26,6 @@ def cache_name(model: str) -> str:
 def selector(model: str) -> dict[str, str]:
     """The one label that selects a model's pods, for ever: a Deployment's selector cannot be changed."""
     return {labels.MODEL: model}
-
-
-def digest(value: object, length: int = 16) -> str:
-    """A short hash of plain data, equal for equal content."""
-    content = json.dumps(value, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(content.encode()).hexdigest()[:length]
 
 
 def metadata(
