@@ -7,8 +7,14 @@ from .network import Network
 from .paths import Place
 
 NODE = "outrider"
-# kube-apiserver writes the certificate that these check it by; without it they exit at once
-NEED_CERTIFICATE = frozenset({"kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy", "coredns"})
+API_PORT = 6443
+# these exit at once if the API server does not listen yet
+NEED_API = frozenset({"kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy", "coredns"})
+# which programs start afresh with one that ended: left alone, their watches would back off for up to a minute
+FOLLOWERS = {
+    "etcd": frozenset({"kube-apiserver"}),
+    "kube-apiserver": frozenset({"kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy"}),
+}
 
 
 def arguments(place: Place, network: Network) -> dict[str, list[str]]:
@@ -22,7 +28,7 @@ def arguments(place: Place, network: Network) -> dict[str, list[str]]:
             f"--listen-client-urls={etcd}", f"--advertise-client-urls={etcd}",
             "--listen-peer-urls=http://127.0.0.1:2380"],
         "kube-apiserver": [
-            f"--etcd-servers={etcd}", "--secure-port=6443", f"--advertise-address={network.node_ip}",
+            f"--etcd-servers={etcd}", f"--secure-port={API_PORT}", f"--advertise-address={network.node_ip}",
             f"--cert-dir={conf}/pki", f"--token-auth-file={conf}/tokens.csv", "--authorization-mode=Node,RBAC",
             f"--service-cluster-ip-range={network.service_cidr}", "--allow-privileged",
             f"--service-account-issuer={ISSUER}", f"--service-account-key-file={conf}/pki/sa.key",

@@ -86,9 +86,6 @@ class ControlPlane:
                     if not remaining or not self._lost_port():
                         raise
                     self._end_all()
-            if self._controllers:
-                self._launch(CONTROLLERS)
-                self._wait("controllers", "/api/v1/namespaces/default/serviceaccounts/default", seconds)
         except BaseException:
             self.stop()
             raise
@@ -106,6 +103,10 @@ class ControlPlane:
         self._wait("default namespace", "/api/v1/namespaces/default", seconds)
         user = {"token": self._token}
         kubeconfig.write_secret(self.kubeconfig, kubeconfig.render(self.url, self.ca_file, user))
+        if self._controllers:
+            self._end(CONTROLLERS)  # its watches would wait out the back-off of what they missed
+            self._launch(CONTROLLERS)
+            self._wait("controllers", "/api/v1/namespaces/default/serviceaccounts/default", seconds)
 
     def kill_api_server(self) -> None:
         """SIGKILL: every connection and watch breaks at once. etcd keeps what was written."""

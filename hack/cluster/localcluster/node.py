@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import time
 from pathlib import Path
@@ -78,7 +79,7 @@ def _supervise(place: Place, network: Network, binaries: Path) -> None:
         for name, when in list(start_at.items()):
             if time.monotonic() < when:
                 continue
-            if name in components.NEED_CERTIFICATE and not place.certificate.exists():
+            if name in components.NEED_API and not _api_listens():
                 continue
             del start_at[name]
             running[_start(commands[name], place.logs / f"{name}.log")] = name
@@ -91,8 +92,15 @@ def _supervise(place: Place, network: Network, binaries: Path) -> None:
             code = os.waitstatus_to_exitcode(status)
             print(f"{time.strftime('%H:%M:%S')} {name} ended with {code}", flush=True)
             start_at[name] = time.monotonic() + RESTART_DELAY
+            for follower in [p for p, other in running.items() if other in components.FOLLOWERS.get(name, ())]:
+                os.kill(follower, signal.SIGKILL)
         elif not pid:
             time.sleep(0.05)
+
+
+def _api_listens() -> bool:
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", components.API_PORT)) == 0
 
 
 def _start(command: list[str], log: Path) -> int:

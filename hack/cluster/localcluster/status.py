@@ -23,7 +23,7 @@ class Process:
 
 def processes(place: Place) -> Iterator[Process]:
     """The running components."""
-    names = {*components.NEED_CERTIFICATE, *build.PROGRAMS, "containerd"}
+    names = {*components.NEED_API, *build.PROGRAMS, "containerd"}
     for pid in sorted(cgroups.processes(place.cgroup, cgroups.DAEMONS)):
         try:
             program = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0].decode()

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 from localcluster import build, leftovers
@@ -52,6 +53,17 @@ class Cluster:
         return leftovers.init_pid(self.place)
 
 
+def _name(number: int) -> str:
+    """Of this test run alone: others may run at the same time."""
+    return f"test{number}-{os.getpid()}"
+
+
+def _forget_killed_runs() -> None:
+    for folder in Home.of().clusters.glob("test[12]-*"):
+        if not Path("/proc", folder.name.partition("-")[2]).exists():
+            Cluster(folder.name).do("down", "--purge")
+
+
 def _cluster(name: str) -> Iterator[Cluster]:
     try:
         check_node(Home.of())
@@ -59,8 +71,8 @@ def _cluster(name: str) -> Iterator[Cluster]:
     except (ClusterError, NotBuilt) as error:
         required = os.environ.get("CI") == "true" or os.environ.get("OUTRIDER_REQUIRE_CLUSTER") == "1"
         (pytest.fail if required else pytest.skip)(str(error))
+    _forget_killed_runs()
     cluster = Cluster(name)
-    cluster.do("down", "--purge")
     yield cluster
     cluster.do("down", "--purge")
 
@@ -68,10 +80,10 @@ def _cluster(name: str) -> Iterator[Cluster]:
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     """A cluster that is down, the tests of a file share it."""
-    yield from _cluster("test-one")
+    yield from _cluster(_name(1))
 
 
 @pytest.fixture
 def neighbour() -> Iterator[Cluster]:
     """Another, for what two clusters do to one another."""
-    yield from _cluster("test-two")
+    yield from _cluster(_name(2))

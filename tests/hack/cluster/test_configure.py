@@ -21,7 +21,7 @@ def place(tmp_path: Path) -> Place:
 
 def test_every_program_that_runs_in_the_node_has_a_command_line(place: Place) -> None:
     assert {*components.arguments(place, NET)} == {*PROGRAMS, "containerd"} - {"kubectl"}
-    assert {*components.arguments(place, NET)} > components.NEED_CERTIFICATE
+    assert {*components.arguments(place, NET)} > components.NEED_API
 
 
 def test_files_that_command_lines_name_are_written(place: Place) -> None:
@@ -74,3 +74,10 @@ def test_two_clusters_share_no_name_on_the_machine(tmp_path: Path) -> None:
     for names in ({one.cgroup, two.cgroup}, {one.link, two.link}, {one.root, two.root}, {one.lock, two.lock}):
         assert len(names) == 2
     assert len(one.link) <= 15, "the longest name of an interface"
+
+
+def test_programs_that_follow_another_are_programs_of_the_node(place: Place) -> None:
+    programs = components.arguments(place, NET)
+    for leader, followers in components.FOLLOWERS.items():
+        assert {leader, *followers} <= {*programs}
+        assert leader not in followers

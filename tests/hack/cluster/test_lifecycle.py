@@ -27,7 +27,9 @@ def test_up_returns_with_a_node_that_is_ready_and_has_the_claimed_gpus(cluster: 
     began = time.monotonic()
     said = cluster.do("up", "--gpus", "2")
     assert time.monotonic() - began < 40, "10 s on a quiet machine"
-    assert re.fullmatch(rf"cluster test-one: up in .*2 GPUs.*; export KUBECONFIG={cluster.place.kubeconfig}\n", said)
+    assert re.fullmatch(
+        rf"cluster {cluster.name}: up in .*2 GPUs.*; export KUBECONFIG={cluster.place.kubeconfig}\n", said
+    )
     assert "nvidia.com/gpu:2" in cluster.kubectl(
         "get", "node", "-o", "jsonpath={.items[0].status.allocatable}"
     ).replace('"', "")
@@ -111,20 +113,19 @@ def test_two_starts_at_once_make_one_cluster_and_down_ends_it_though_its_folder_
 @pytest.fixture(scope="module", autouse=True)
 def nothing_is_left(cluster: Cluster) -> Iterator[None]:
     """Around all the tests of this file."""
-    before = traces()
+    before = traces(cluster)
     yield
     cluster.do("down")
-    assert poll(lambda: not new_traces(before), 5), new_traces(before)
+    assert poll(lambda: not new_traces(cluster, before), 5), new_traces(cluster, before)
 
 
-def new_traces(before: set[str]) -> set[str]:
+def new_traces(cluster: Cluster, before: set[str]) -> set[str]:
     """What is there now and was not, but for what others do meanwhile: other clusters' links, image builds."""
-    own = Cluster("test-one").place.link
-    others = re.compile(r"\bor[0-9a-f]{8}\b|containers/storage|buildah|outrider-[0-9a-f]{8}")
-    return {line for line in traces() - before if own in line or not others.search(line)}
+    others = re.compile(r"\bor[0-9a-f]{8}\b|containers/storage|buildah")
+    return {line for line in traces(cluster) - before if cluster.place.link in line or not others.search(line)}
 
 
-def traces() -> set[str]:
+def traces(cluster: Cluster) -> set[str]:
     """A line for each interface, route, rule, mount and folder; and for each process of a test's cluster."""
     lines = set()
     for command in (
@@ -137,13 +138,13 @@ def traces() -> set[str]:
         output = subprocess.run(command, capture_output=True, text=True).stdout
         lines |= {f"{command[1]}: {line}" for line in output.splitlines()}
     lines |= {f"mount: {line.split()[1]}" for line in Path("/proc/mounts").read_text().splitlines()}
-    lines |= {f"cgroup: {path}" for path in cgroups.ROOT.glob(f"*/{Cluster('test-one').place.cgroup}")}
+    lines |= {f"cgroup: {path}" for path in cgroups.ROOT.glob(f"*/{cluster.place.cgroup}")}
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             words = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
         except OSError:
             continue
-        lines |= {f"process: {words}"} if "clusters/test-one" in words else set()
+        lines |= {f"process: {words}"} if str(cluster.place.root) in words else set()
     return lines
 
 

@@ -34,7 +34,7 @@ def test_missing_tools_are_all_named_with_the_command_that_installs_them(
 ) -> None:
     monkeypatch.setattr("os.geteuid", lambda: 0)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ClusterError, match="missing: containerd, ctr.*runc.*cluster packages"):
+    with pytest.raises(ClusterError, match=r"missing: containerd, ctr.*runc.*cluster packages"):
         requirements.check_node(Home(tmp_path))
 
 
