@@ -15,7 +15,7 @@ def run_check(config: EngineConfig, say: Callable[[str], None]) -> int:
     A draft that serving would go on without is a failure here: the question was whether the two fit.
     """
     try:
-        draft = preflight(config, lambda line: say(f"ok       {line}")).draft_state
+        draft = preflight(config, say, passed=lambda line: say(f"ok       {line}")).draft_state
         if not draft.ok:
             raise Refusal(draft.reason, draft.message)
     except Refusal as refusal:

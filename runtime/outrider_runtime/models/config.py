@@ -15,7 +15,13 @@ ARCHITECTURES = {
     "Qwen2ForCausalLM": (True, False),
     "Qwen3ForCausalLM": (False, True),
 }
-ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+# rope type -> what its scaling must say
+ROPE_TYPES = {
+    "default": (),
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "yarn": (),  # all of it has defaults
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +136,9 @@ def _rope(config: Mapping[str, Any]) -> tuple[float, Mapping[str, Any] | None]:
     rope_type = rope.get("rope_type") or rope.get("type") or "default"
     if rope_type not in ROPE_TYPES:
         raise _unsupported(f"rope_type {rope_type}; supported: {', '.join(ROPE_TYPES)}")
+    for name in ROPE_TYPES[rope_type]:
+        if not isinstance(rope.get(name), int | float):
+            raise _unsupported(f"rope_type {rope_type} without {name}; give the model's own config.json")
     partial = rope.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
     if partial != 1.0:
         raise _unsupported(f"partial_rotary_factor {partial}; supported: 1")

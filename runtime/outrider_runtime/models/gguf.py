@@ -16,6 +16,7 @@ from gguf.quants import dequantize
 from torch import Tensor
 
 from outrider_runtime.errors import Refusal
+from outrider_runtime.models.host import writable
 from outrider_runtime.models.weights import Shapes, torn
 
 _ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
@@ -146,7 +147,7 @@ def tokenizer_folder(file: GGUFFile, cache: Path) -> Path:
         return folder
     from transformers import AutoTokenizer  # seconds to import, and needed for this alone
 
-    cache.mkdir(parents=True, exist_ok=True)
+    writable(cache)
     tokenizer = AutoTokenizer.from_pretrained(file.path.parent, gguf_file=file.path.name)
     if eos := file.config["eos_token_id"]:  # some versions of transformers take another token for it
         tokenizer.eos_token = tokenizer.convert_ids_to_tokens(eos[0])

@@ -1,10 +1,24 @@
-"""How much memory this process may use on the CPU: the machine's, or less where its cgroups allow less."""
+"""What this machine gives the process: memory, less where its cgroups allow less, and folders to write to."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
+from outrider_runtime.errors import Refusal
 from outrider_runtime.models.memory import Memory
+
+
+def writable(folder: Path) -> Path:
+    """Made if it is not there. Raises Refusal."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        fix = "give another --download-dir"
+        raise Refusal("InvalidArgument", f"{folder} cannot be made ({error.strerror}); {fix}") from error
+    if not os.access(folder, os.W_OK):
+        raise Refusal("InvalidArgument", f"{folder} cannot be written to; give another --download-dir")
+    return folder
 
 
 def cpu_memory(root: Path = Path("/")) -> Memory:

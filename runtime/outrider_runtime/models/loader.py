@@ -49,7 +49,7 @@ class Loaded:
 
 def load(config: EngineConfig, report: Report) -> Loaded:
     """Load target and draft. `report` gets a line now and then, for logs. Raises Refusal."""
-    ready = preflight(config, report)
+    ready = preflight(config, report, passed=report)
     target = _load(config, ready.target, ready, report)
     draft, draft_state = None, ready.draft_state
     if ready.draft is not None:

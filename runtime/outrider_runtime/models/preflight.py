@@ -44,31 +44,31 @@ class Preflight:
     dtype: torch.dtype  # of weights and KV cache, in target and draft
 
 
-def preflight(config: EngineConfig, report: Report) -> Preflight:
-    """`report` gets a line for each check that is passed. Raises Refusal."""
+def preflight(config: EngineConfig, report: Report, passed: Report) -> Preflight:
+    """`passed` gets a line for each check that is passed, `report` those about downloads. Raises Refusal."""
     if config.tensor_parallel_size != 1:
         raise Refusal(
             "UnsupportedParallelism", f"--tensor-parallel-size {config.tensor_parallel_size}; only 1 is supported"
         )
     device, memory = _device(config)
-    target = _candidate("target", config, config.model, report)
+    target = _candidate("target", config, config.model, report, passed)
     dtype = choose_dtype(config, target.checkpoint.config)
 
     def planned(draft: Candidate | None) -> Plan:
         drafting = draft.checkpoint.config if draft else None
         settled = plan(config, target.checkpoint.config, drafting, dtype.itemsize, memory)
-        report(f"memory: {settled}")
+        passed(f"memory: {settled}")
         return settled
 
     if config.speculation.method == "draft-model":
         try:
-            draft = _draft(config, target, report)
+            draft = _draft(config, target, report, passed)
             settled = planned(draft)
         except Refusal as refusal:
             return Preflight(target, None, refused(config, refusal), planned(None), device, dtype)
         note = shorter_context(draft.checkpoint, settled.max_model_len)
         if note:
-            report(note)
+            passed(note)
         return Preflight(target, draft, DraftState(True, message=note), settled, device, dtype)
     return Preflight(target, None, DraftState(True, "NotRequired"), planned(None), device, dtype)
 
@@ -102,7 +102,7 @@ def cache_folder(config: EngineConfig) -> Path:
     return config.download_dir or Path(constants.HF_HUB_CACHE)
 
 
-def _candidate(role: str, config: EngineConfig, source: SourceConfig, report: Report) -> Candidate:
+def _candidate(role: str, config: EngineConfig, source: SourceConfig, report: Report, passed: Report) -> Candidate:
     cache = cache_folder(config)
     found = find(source, cache, report, weights=False)
     checkpoint = open_checkpoint(source.uri, found.path, cache / "tokenizers")
@@ -110,21 +110,21 @@ def _candidate(role: str, config: EngineConfig, source: SourceConfig, report: Re
     if found.complete:
         checkpoint.weights()
     shape = checkpoint.config
-    report(
+    passed(
         f"{role}: {shape.architecture}, {parameters(shape) / 1e6:.1f} M parameters, vocabulary {shape.vocab_size}, "
         f"context {shape.max_position_embeddings}, {source.uri}{f' at {found.revision}' if found.revision else ''}"
     )
     return Candidate(SourceConfig(source.uri, found.revision or None), checkpoint)
 
 
-def _draft(config: EngineConfig, target: Candidate, report: Report) -> Candidate:
+def _draft(config: EngineConfig, target: Candidate, report: Report, passed: Report) -> Candidate:
     if config.speculation.draft is None:
         raise Refusal("InvalidArgument", "method draft-model needs --draft-model")
-    draft = _candidate("draft", config, config.speculation.draft, report)
+    draft = _candidate("draft", config, config.speculation.draft, report, passed)
     check_pair(target.checkpoint, draft.checkpoint)
-    report("tokenizers: the same token behind every id both can emit")
+    passed("tokenizers: the same token behind every id both can emit")
     ends = [checkpoint.config.eos_token_ids for checkpoint in (target.checkpoint, draft.checkpoint)]
-    report(
+    passed(
         f"end tokens: {list(ends[0])}" + ("" if ends[0] == ends[1] else f"; the draft's {list(ends[1])} are not used")
     )
     return draft

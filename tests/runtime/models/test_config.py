@@ -77,6 +77,7 @@ def test_a_sliding_window_counts_only_where_the_architecture_says_so(config, win
         ({"quantization_config": {"quant_method": "awq", "bits": 4}}, "quantized by awq; give one in bfloat16"),
         ({"rope_scaling": {"rope_type": "longrope"}}, "rope_type longrope; supported: default, linear, llama3, yarn"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2}}, "rope_type dynamic; supported"),
+        ({"rope_scaling": {**LLAMA3, "factor": None}}, "rope_type llama3 without factor; give the model's own"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5; supported: 1"),
         ({"hidden_act": "gelu"}, "hidden_act gelu; supported: silu"),
         ({"num_hidden_layers": None}, "num_hidden_layers is missing in config.json"),

@@ -9,9 +9,10 @@ import pytest
 from huggingface_hub import constants
 from tests.runtime.models.fake_hub import COMMIT, FakeHub
 
-from outrider_runtime.config import SourceConfig
+from outrider_runtime.config import CacheConfig, EngineConfig, SourceConfig, SpeculationConfig
 from outrider_runtime.errors import Refusal
 from outrider_runtime.models.checkpoint import open_checkpoint
+from outrider_runtime.models.loader import load
 from outrider_runtime.models.sources import find, hub
 
 MODEL = SourceConfig("hf://org/model")
@@ -69,6 +70,33 @@ def test_the_description_comes_without_the_weights_and_then_the_weights_alone(se
     assert find(SourceConfig(MODEL.uri, COMMIT), cache, lambda line: None).path == found.path
     assert (found.path / "model.safetensors").exists()
     assert server.requests["GET config.json"] == 1
+
+
+def test_a_draft_of_another_tokenizer_is_refused_without_its_weights(server, cache, foreign_draft_dir, tiny_model_dir):
+    shutil.rmtree(server.folder)
+    shutil.copytree(foreign_draft_dir, server.folder)
+    config = EngineConfig(
+        SourceConfig(str(tiny_model_dir)),
+        speculation=SpeculationConfig("draft-model", MODEL),
+        cache=CacheConfig(num_blocks=4),
+        download_dir=cache,
+    )
+    assert load(config, lambda line: None).draft_state.reason == "TokenizerMismatch"
+    assert not server.requests["GET model.safetensors"]
+
+
+def test_a_target_of_the_hub_is_loaded_at_the_commit_that_was_checked(server, cache):
+    loaded = load(EngineConfig(MODEL, cache=CacheConfig(num_blocks=4), download_dir=cache), lambda line: None)
+    assert loaded.target.loaded.resolved_revision == COMMIT
+    assert loaded.tokenizer_path.is_relative_to(cache)
+
+
+def test_a_cache_that_cannot_be_made_is_refused(server, tmp_path):
+    (tmp_path / "file").touch()
+    assert refusal(tmp_path / "file" / "cache") == (
+        "InvalidArgument",
+        f"{tmp_path}/file/cache cannot be made (Not a directory); give another --download-dir",
+    )
 
 
 def test_what_is_in_the_cache_is_not_downloaded_again(server, cache):

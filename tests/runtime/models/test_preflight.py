@@ -89,10 +89,10 @@ def test_a_draft_of_an_unsupported_architecture_is_refused(tiny_model_dir, tiny_
 
 
 def test_a_draft_that_does_not_fit_beside_the_target_is_refused(tiny_model_dir, tiny_draft_dir, monkeypatch):
-    room = preflight(config(tiny_model_dir), quiet).plan
+    room = preflight(config(tiny_model_dir), quiet, quiet).plan
     least = room.weights + room.workspace + 32 * room.block  # the model's whole context, and nothing more
     monkeypatch.setattr(preflight_module, "cpu_memory", lambda: Memory(10**12, int(least / 0.9) + 1000))
-    found = preflight(config(tiny_model_dir, tiny_draft_dir), quiet)
+    found = preflight(config(tiny_model_dir, tiny_draft_dir), quiet, quiet)
     assert (found.draft, found.draft_state.reason, found.plan.draft_weights) == (None, "DoesNotFit", 0)
 
 
@@ -107,10 +107,10 @@ def test_only_the_mode_enabled_insists_on_the_draft(tiny_model_dir, foreign_draf
 
 def test_a_draft_of_a_shorter_context_says_what_happens(tiny_model_dir, tmp_path):
     draft = make_model(tmp_path / "short", num_hidden_layers=1, max_position_embeddings=64)
-    state = preflight(config(tiny_model_dir, draft), quiet).draft_state
+    state = preflight(config(tiny_model_dir, draft), quiet, quiet).draft_state
     assert state.ok
     assert state.message == "draft: reads 64 tokens of the target's 512; what follows is decoded without drafts"
-    assert preflight(config(tiny_model_dir, draft, max_model_len=64), quiet).draft_state.message == ""
+    assert preflight(config(tiny_model_dir, draft, max_model_len=64), quiet, quiet).draft_state.message == ""
 
 
 @pytest.mark.parametrize(
@@ -140,13 +140,13 @@ def test_what_a_target_cannot_be_served_with_is_refused(tiny_model_dir, monkeypa
     ],
 )
 def test_auto_is_the_checkpoints_dtype_and_float32_on_a_cpu(tiny_model_dir, device, asked, checkpoint, expected):
-    shape = preflight(config(tiny_model_dir), quiet).target.checkpoint.config
+    shape = preflight(config(tiny_model_dir), quiet, quiet).target.checkpoint.config
     settings = config(tiny_model_dir, device=device, dtype=asked)
     assert choose_dtype(settings, replace(shape, dtype=checkpoint)) == expected
 
 
 def test_a_checkpoint_in_eight_bits_is_refused_by_its_dtype(tiny_model_dir):
-    shape = preflight(config(tiny_model_dir), quiet).target.checkpoint.config
+    shape = preflight(config(tiny_model_dir), quiet, quiet).target.checkpoint.config
     with pytest.raises(Refusal, match="dtype float8_e4m3fn; supported: bfloat16, float16, float32"):
         choose_dtype(config(tiny_model_dir, device="cuda"), replace(shape, dtype="float8_e4m3fn"))
 

@@ -28,6 +28,7 @@ from huggingface_hub.utils import disable_progress_bars
 
 from outrider_runtime.config import SourceConfig
 from outrider_runtime.errors import Refusal
+from outrider_runtime.models.host import writable
 from outrider_runtime.models.sources.found import Found
 
 RETRY_SECONDS = (1.0, 2.0, 4.0, 8.0)  # between tries while the hub cannot be reached or answers 5xx
@@ -164,8 +165,7 @@ def _endpoint() -> str | None:
 
 
 def _make_room(cache: Path, needed: int) -> None:
-    cache.mkdir(parents=True, exist_ok=True)
-    free = shutil.disk_usage(cache).free
+    free = shutil.disk_usage(writable(cache)).free
     if needed + SPARE_BYTES > free:
         raise Refusal(
             "OutOfSpace",
