@@ -119,8 +119,10 @@ def _state(facts: Facts, old: Mapping[str, Any]) -> tuple[str, str]:
 def _numbers(facts: Facts, old: Mapping[str, Any], state: str, turned: bool) -> dict[str, Any]:
     """The measured numbers, or the old ones while the change is not worth a write.
 
-    What cannot be said now, because nothing is generated, stays as last said.
+    What cannot be said now, because nothing is generated, stays as last said; without a ready replica nothing is.
     """
+    if not facts.view.ready:
+        return {}
     new = {name: value for name, value in _measured(facts, state).items() if value is not None}
     kept = {name: old[name] for name in _MATERIAL if name in old}
     if facts.report.answers:
