@@ -10,11 +10,10 @@ from typing import Any
 from outrider_operator import labels
 from outrider_operator.cache import Cache, Entry, Key, pack
 from outrider_operator.drift import differences
-from outrider_operator.errors import NotFound, Unavailable
+from outrider_operator.errors import NotFound, Rejected, Unavailable
 from outrider_operator.kube import Kube
 from outrider_operator.observe import Model
 from outrider_operator.ownership import foreign_owner, of_predecessor
-from outrider_operator.render.meta import sealed
 
 log = logging.getLogger(__name__)
 Rendered = Mapping[str, Any]
@@ -40,9 +39,9 @@ class Applier:
         )
 
     async def apply(self, children: Sequence[Rendered]) -> int:
-        """Apply those that are not in step, in order; returns how many were sent."""
+        """Apply those that are not in step, in order; returns how many were sent. Each carries its hash already."""
         sent = 0
-        for child in map(sealed, children):
+        for child in children:
             live = self._live(child)
             if live is not None and self._in_step(child, live):
                 continue
@@ -92,11 +91,10 @@ class Applier:
         body = live.body
         if "deletionTimestamp" in body["metadata"]:
             return True  # nothing to repair in it; when it is gone it is made anew
-        wanted = child["metadata"]["annotations"][labels.HASH]
-        if self._settled.get((live.kind, live.key)) == (wanted, live.version):
+        if self._settled.get((live.kind, live.key)) == (_hash(child), live.version):
             return True
         changed = differences(child, body)
-        if changed and body["metadata"].get("annotations", {}).get(labels.HASH) == wanted:
+        if changed and _hash(body) == _hash(child):
             log.info(
                 "repairing a child that was changed",
                 extra={"kind": live.kind, "child": live.key.name, "fields": changed},
@@ -106,11 +104,23 @@ class Applier:
     async def _send(self, child: Rendered, live: Entry | None) -> None:
         # the uid makes it a change of that very object: one that took its name meanwhile is not touched
         body = {**child, "metadata": {**child["metadata"], "uid": live.uid}} if live else child
-        answer = await self._kube.apply(body)
+        try:
+            answer = await self._kube.apply(body)
+        except Rejected:
+            if live is None or _hash(live.body) != _hash(child):
+                raise
+            # somebody changed the key of a list item we own: our own beside it may be one too many, such as two
+            # ports of one name, and apply cannot remove what is theirs
+            await self._kube.overwrite({part: value for part, value in body.items() if part != "status"})
+            answer = await self._kube.apply(body)
         self._cache.put(answer)
         entry = pack(answer)
         place = (entry.kind, entry.key)
         if differences(child, entry.body):
-            self._settled[place] = (child["metadata"]["annotations"][labels.HASH], entry.version)
+            self._settled[place] = (_hash(child), entry.version)
         else:
             self._settled.pop(place, None)
+
+
+def _hash(body: Rendered) -> str:
+    return str(body["metadata"].get("annotations", {}).get(labels.HASH, ""))

@@ -14,7 +14,6 @@ from typing import Any
 import kopf
 
 from outrider_operator.cache import Cache
-from outrider_operator.errors import OutriderError
 from outrider_operator.kinds import MODEL, Kind
 from outrider_operator.kube import Credentials
 from outrider_operator.listing import Lister
@@ -50,8 +49,51 @@ class _NoDiffs(kopf.DiffBaseStorage):
         return None
 
 
-def registry(
-    frames: Frames, kinds: Sequence[Kind], credentials: Callable[[], Awaitable[Credentials]]
+class Watches:
+    """kopf, running."""
+
+    def __init__(
+        self,
+        kinds: Sequence[Kind],
+        frames: Frames,
+        credentials: Callable[[], Awaitable[Credentials]],
+        namespaces: Sequence[str],
+        watching: Callable[[], None],
+    ) -> None:
+        """`watching` is called when the watches have begun; without namespaces they are of all of them."""
+        self._registry, self._settings = _registry(kinds, frames, credentials), _settings(kinds)
+        self._namespaces, self._watching = namespaces, watching
+        self._stopping = asyncio.Event()
+
+    async def run(self) -> None:
+        """Until `stop`. Raises when a watch fails for good."""
+        # two lines for every frame otherwise, and one for each way to end
+        logging.getLogger("kopf").setLevel(logging.WARNING)
+        ready = asyncio.Event()
+        announcing = asyncio.create_task(self._announce(ready))
+        try:
+            await kopf.operator(
+                registry=self._registry,
+                settings=self._settings,
+                clusterwide=not self._namespaces,
+                namespaces=list(self._namespaces),
+                standalone=True,
+                stop_flag=self._stopping,
+                ready_flag=ready,
+            )
+        finally:
+            announcing.cancel()
+
+    def stop(self) -> None:
+        self._stopping.set()
+
+    async def _announce(self, ready: asyncio.Event) -> None:
+        await ready.wait()
+        self._watching()
+
+
+def _registry(
+    kinds: Sequence[Kind], frames: Frames, credentials: Callable[[], Awaitable[Credentials]]
 ) -> kopf.OperatorRegistry:
     result = kopf.OperatorRegistry()
 
@@ -78,7 +120,7 @@ def registry(
     return result
 
 
-def settings(kinds: Sequence[Kind]) -> kopf.OperatorSettings:
+def _settings(kinds: Sequence[Kind]) -> kopf.OperatorSettings:
     result = kopf.OperatorSettings()
     result.posting.enabled = False
     result.peering.standalone = True
@@ -91,31 +133,3 @@ def settings(kinds: Sequence[Kind]) -> kopf.OperatorSettings:
         if kind.selector:
             result.watching.label_selectors[kind.group, kind.version, kind.plural] = kind.selector
     return result
-
-
-async def watch(
-    operator_registry: kopf.OperatorRegistry,
-    operator_settings: kopf.OperatorSettings,
-    namespaces: Sequence[str],
-    watching: Callable[[], None],
-) -> None:
-    """Watch for ever; `watching` is called when it has begun. Raises when a watch fails for good."""
-    logging.getLogger("kopf").setLevel(logging.WARNING)  # two lines for every frame otherwise
-    ready = asyncio.Event()
-
-    async def announce() -> None:
-        await ready.wait()
-        watching()
-
-    async def operate() -> None:
-        await kopf.operator(
-            registry=operator_registry,
-            settings=operator_settings,
-            clusterwide=not namespaces,
-            namespaces=list(namespaces),
-            standalone=True,
-            ready_flag=ready,
-        )
-        raise OutriderError("the watches were stopped by a signal")  # one that kopf caught before we did
-
-    await asyncio.gather(operate(), announce())

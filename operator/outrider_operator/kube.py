@@ -52,6 +52,10 @@ class Kube(Protocol):
         """Server-side apply of the whole of what we own in it, by force."""
         ...
 
+    async def overwrite(self, body: Body) -> dict[str, Any]:
+        """Merge patch: lists become what they are in the body, whoever owns their items."""
+        ...
+
     async def apply_status(self, body: Body) -> dict[str, Any]: ...
 
     async def update(self, body: Body) -> dict[str, Any]:
@@ -153,6 +157,12 @@ class Client:
     async def apply_status(self, body: Body) -> dict[str, Any]:
         return await self._apply("apply_status", body, "/status")
 
+    async def overwrite(self, body: Body) -> dict[str, Any]:
+        # by another manager: one that both applies and updates keeps fields that it no longer applies
+        kind, metadata = body["kind"], body["metadata"]
+        path = KINDS[kind].path(metadata["namespace"], metadata["name"])
+        return await self._request("overwrite", kind, path, {"fieldManager": f"{labels.FIELD_MANAGER}-repair"}, body)
+
     async def update(self, body: Body) -> dict[str, Any]:
         kind, metadata = body["kind"], body["metadata"]
         path = KINDS[kind].path(metadata["namespace"], metadata["name"])
@@ -207,6 +217,7 @@ _METHODS = {
     "create": ("POST", _JSON),
     "apply": ("PATCH", _APPLY),
     "apply_status": ("PATCH", _APPLY),
+    "overwrite": ("PATCH", "application/merge-patch+json"),
     "update": ("PUT", _JSON),
     "delete": ("DELETE", _JSON),
 }

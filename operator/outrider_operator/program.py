@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import aiohttp
@@ -35,7 +35,7 @@ STUCK = 120.0  # seconds after which work on one object counts as stuck; request
 GRACE = 5.0  # seconds that everything gets to end
 
 Wrap = Callable[[Kube], Kube]
-Duty = Coroutine[Any, Any, None]
+Duty = Coroutine[Any, Any, Any]
 
 
 async def run(
@@ -55,13 +55,14 @@ async def run(
 
 class Operator:
     def __init__(self, settings: Settings, stack: AsyncExitStack) -> None:
-        """`stack` closes what it opens, in reverse."""
+        """`stack` closes what is opened, in reverse."""
         self._settings, self._stack = settings, stack
         self._cache = Cache()
         self._queue = Queue(settings.retry_seconds, settings.retry_limit_seconds)
         self._metrics = Metrics(self._cache, self._queue)
         self._kinds = kinds.watched(settings.network_policy)
         self._checks: dict[str, health.Check] = {"queue": self._stuck}
+        self._tasks: dict[str, asyncio.Task[Any]] = {}  # all run until the end; one that ends is the end
 
     async def run(self, configuration: Any, stop: asyncio.Event, wrap: Wrap, watching: Callable[[], None]) -> None:
         settings = self._settings
@@ -73,108 +74,124 @@ class Operator:
         )
         self._stack.push_async_callback(client.close)
         kube = wrap(client)
-        await self._serve()
-        duties: dict[str, Duty] = {}
-        if settings.leader_elect:
-            leader = Leader(kube, settings.namespace, settings.lease_name, settings.identity, settings.lease_seconds)
-            self._stack.push_async_callback(leader.release)
-            if not await _unless(stop, leader.acquire()):
+        self._start("stop", stop.wait())
+        try:
+            if settings.leader_elect and not await self._lead(kube):
                 return
-            duties["lease"] = leader.keep()
-        self._metrics.leader.set(1)
-        duties |= await self._duties(client, kube, watching)
-        await _until(stop, duties)
+            self._metrics.leader.set(1)
+            await self._work(client, kube, watching)
+        finally:
+            await self._end()
 
-    async def _duties(self, client: Client, kube: Kube, watching: Callable[[], None]) -> dict[str, Duty]:
-        """What runs while we lead."""
+    async def _lead(self, kube: Kube) -> bool:
+        settings = self._settings
+        leader = Leader(kube, settings.namespace, settings.lease_name, settings.identity, settings.lease_seconds)
+        self._stack.push_async_callback(leader.release)
+        async with self._servers():  # a waiting replica is healthy too
+            if not await self._went_well(leader.acquire()):
+                return False
+        self._start("lease", leader.keep())
+        return True
+
+    async def _work(self, client: Client, kube: Kube, watching: Callable[[], None]) -> None:
         settings, cache, queue = self._settings, self._cache, self._queue
-        connector = aiohttp.TCPConnector(limit=settings.measure_concurrency)
-        session = await self._stack.enter_async_context(aiohttp.ClientSession(connector=connector))
-
-        async def read(pods: Sequence[Pod]) -> Mapping[str, Sample]:
-            samples = await read_pods(session, pods)
-            for sample in samples.values():
-                self._metrics.measurements.labels("read" if sample.answer else "unreadable").inc()
-            return samples
-
-        async def put(pod: Pod, policy: Policy, token: str) -> Answer:
-            answer = await put_policy(session, pod, policy, token)
-            self._metrics.measurements.labels("told").inc()
-            return answer
-
-        rounds = Rounds(read, queue.add, settings.measure_seconds)
-        self._stack.push_async_callback(rounds.close)
-        tokens = Tokens(kube)
-        teller = Teller(put, rounds, tokens)
-        publisher = Publisher(kube, settings.identity)
-        defaults = Defaults(
-            runtime_image=settings.runtime_image,
-            network_policy=settings.network_policy,
-            operator_namespace=settings.namespace,
-            monitoring_namespace=settings.monitoring_namespace,
-        )
-        reconciler = Reconciler(kube, cache, queue, rounds, tokens, teller, publisher, self._metrics, defaults)
         lister = Lister(kube, cache, queue, self._kinds, settings.namespaces, settings.relist_seconds)
         self._checks["watches"] = lister.trouble
-        registry = handlers.registry(handlers.Frames(cache, queue, lister), self._kinds, client.credentials)
-
-        async def look() -> None:
-            """Lists come first: nothing is decided before all is known."""
-            await lister.first()
+        frames = handlers.Frames(cache, queue, lister)
+        watches = handlers.Watches(self._kinds, frames, client.credentials, settings.namespaces, watching)
+        async with self._servers(), self._reconciler(kube) as reconciler:
+            # lists come first: nothing is decided before all is known
+            if not await self._went_well(lister.first()):
+                return
             log.info("watching and working", extra={"objects": cache.count()})
-            watches = handlers.watch(registry, handlers.settings(self._kinds), settings.namespaces, watching)
-            workers = (reconciler.work() for _ in range(settings.concurrency))
-            await asyncio.gather(lister.run(), watches, *workers)
+            self._start("lists", lister.run())
+            for number in range(settings.concurrency):
+                self._start(f"worker {number}", reconciler.work())
+            self._start("watches", watches.run())
+            await self._went_well(asyncio.Event().wait())
+            await self._end(but="watches")
+        watches.stop()
+        await asyncio.wait([self._tasks["watches"]], timeout=GRACE)
 
-        return {"operator": look()}
+    @asynccontextmanager
+    async def _reconciler(self, kube: Kube) -> AsyncIterator[Reconciler]:
+        settings = self._settings
+        connector = aiohttp.TCPConnector(limit=settings.measure_concurrency)
+        async with aiohttp.ClientSession(connector=connector) as session:
 
-    async def _serve(self) -> None:
+            async def read(pods: Sequence[Pod]) -> Mapping[str, Sample]:
+                samples = await read_pods(session, pods)
+                for sample in samples.values():
+                    self._metrics.measurements.labels("read" if sample.answer else "unreadable").inc()
+                return samples
+
+            async def put(pod: Pod, policy: Policy, token: str) -> Answer:
+                answer = await put_policy(session, pod, policy, token)
+                self._metrics.measurements.labels("told").inc()
+                return answer
+
+            rounds = Rounds(read, self._queue.add, settings.measure_seconds)
+            tokens = Tokens(kube)
+            teller = Teller(put, rounds, tokens)
+            publisher = Publisher(kube, settings.identity)
+            defaults = Defaults(
+                runtime_image=settings.runtime_image,
+                network_policy=settings.network_policy,
+                operator_namespace=settings.namespace,
+                monitoring_namespace=settings.monitoring_namespace,
+            )
+            parts = (rounds, tokens, teller, publisher, self._metrics, defaults)
+            try:
+                yield Reconciler(kube, self._cache, self._queue, *parts)
+            finally:
+                await rounds.close()
+
+    @asynccontextmanager
+    async def _servers(self) -> AsyncIterator[None]:
         settings = self._settings
         servers = (
             (settings.health_port, health.health(self._checks)),
             (settings.metrics_port, health.exposition(self._metrics.registry)),
         )
-        for port, application in servers:
-            if port:
-                try:
-                    runner = await health.serve(application, settings.bind_address, port)
-                except OSError as error:
-                    raise OutriderError(f"cannot listen on port {port}: {error}; choose another") from error
-                self._stack.push_async_callback(runner.cleanup)
+        async with AsyncExitStack() as stack:
+            for port, application in servers:
+                if port:
+                    try:
+                        runner = await health.serve(application, settings.bind_address, port)
+                    except OSError as error:
+                        raise OutriderError(f"cannot listen on port {port}: {error}; choose another") from error
+                    stack.push_async_callback(runner.cleanup)
+            yield
 
     def _stuck(self) -> str:
         age = self._queue.oldest()
         return f"an object has waited or been worked on for {age:.0f} s" if age > STUCK else ""
 
+    # -- tasks -------------------------------------------------------------------------------------------------------
 
-async def _until(stop: asyncio.Event, duties: Mapping[str, Duty]) -> None:
-    """Run all until `stop`, or until one ends, which none should: its error is raised."""
-    tasks = [asyncio.create_task(duty, name=name) for name, duty in duties.items()]
-    stopping = asyncio.create_task(stop.wait(), name="stop")
-    everything: list[asyncio.Task[Any]] = [*tasks, stopping]
-    try:
-        await asyncio.wait(everything, return_when=asyncio.FIRST_COMPLETED)
-        ended = [task for task in tasks if task.done()]
-    finally:
-        for task in everything:
+    def _start(self, name: str, duty: Duty) -> None:
+        self._tasks[name] = asyncio.create_task(duty, name=name)
+
+    async def _went_well(self, work: Duty) -> bool:
+        """Whether `work` ended before we were told to stop. Raises what it, or any of the tasks, raised."""
+        task = asyncio.create_task(work)
+        try:
+            await asyncio.wait([task, *self._tasks.values()], return_when=asyncio.FIRST_COMPLETED)
+            for name, other in self._tasks.items():
+                if other.done() and name != "stop":
+                    other.result()
+                    raise OutriderError(f"{name} ended by itself")
+            if self._tasks["stop"].done():
+                return False
+            task.result()
+            return True
+        finally:
             task.cancel()
-        await asyncio.wait(everything, timeout=GRACE)
-    for task in ended:
-        if error := task.exception():
-            raise error
-        if not stop.is_set():
-            raise OutriderError(f"{task.get_name()} ended by itself")
+            await asyncio.wait([task])
 
-
-async def _unless(stop: asyncio.Event, work: Duty) -> bool:
-    """Whether `work` ended before `stop` was set; raises what it raised."""
-    task, stopping = asyncio.create_task(work), asyncio.create_task(stop.wait())
-    both: list[asyncio.Task[Any]] = [task, stopping]
-    await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-    if task.done():
-        stopping.cancel()
-        task.result()
-        return True
-    task.cancel()
-    await asyncio.wait([task])
-    return False
+    async def _end(self, but: str = "") -> None:
+        tasks = [task for name, task in self._tasks.items() if name != but]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=GRACE)

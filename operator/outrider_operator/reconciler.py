@@ -94,6 +94,8 @@ class Reconciler:
         await self._write_status(observed, planned)
         if trouble is not None:
             raise trouble
+        if isinstance(planned.refusal, NameConflict):
+            raise planned.refusal  # no watch shows the object in the way, so only looking again tells when it is gone
         if planned.refusal is None and planned.policy is not None:
             await self._teller.tell(key, _ready(observed), observed.fleet, planned.policy)
         return planned.look_again
@@ -101,14 +103,16 @@ class Reconciler:
     async def _attempt(self, key: Key) -> str:
         try:
             again = await self.reconcile(key)
-        except (Unavailable, Conflict, NotFound, Rejected) as error:
+        except (Unavailable, Conflict, NotFound, Rejected, NameConflict) as error:
             retry_after = error.retry_after if isinstance(error, Unavailable) else None
             delay = self._queue.retry(key, retry_after)
-            expected = isinstance(error, Conflict) and self._queue.failures(key) == 1
+            known = isinstance(error, NameConflict)  # status and an event say it
+            expected = known or (isinstance(error, Conflict) and self._queue.failures(key) == 1)
             log.log(
                 logging.DEBUG if expected else logging.WARNING,
-                "will try again",
-                extra={"object": str(key), "error": str(error), "seconds": round(delay, 1)},
+                "will try again: %s",
+                error,
+                extra={"object": str(key), "seconds": round(delay, 1)},
             )
             return type(error).__name__.lower()
         except Exception:

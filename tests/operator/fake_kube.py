@@ -62,6 +62,11 @@ class FakeKube:
             raise Conflict("uid mismatch")
         return self._store(_merged(live or {}, body))
 
+    async def overwrite(self, body: Body) -> dict[str, Any]:
+        self._call("overwrite", body["kind"], body["metadata"]["name"])
+        live = self._find(body["kind"], body["metadata"]["namespace"], body["metadata"]["name"])
+        return self._store(_merged(live, body))
+
     async def apply_status(self, body: Body) -> dict[str, Any]:
         self._call("apply_status", body["kind"], body["metadata"]["name"])
         live = self._find(body["kind"], body["metadata"]["namespace"], body["metadata"]["name"])

@@ -9,18 +9,20 @@ from outrider_operator.apply import Applier
 from outrider_operator.cache import Cache, Key
 from outrider_operator.errors import Conflict, Unavailable
 from outrider_operator.observe import Model
-from outrider_operator.render.meta import metadata
+from outrider_operator.render.meta import metadata, sealed
 
 MODEL = Model(namespace="team", name="llama", uid="u1", generation=1, spec=None)
 
 
 def child(name: str = "llama", kind: str = "Service", port: int = 80) -> dict[str, Any]:
-    return {
-        "apiVersion": "v1",
-        "kind": kind,
-        "metadata": metadata(MODEL, name),
-        "spec": {"ports": [{"name": "http", "port": port}]},
-    }
+    return sealed(
+        {
+            "apiVersion": "v1",
+            "kind": kind,
+            "metadata": metadata(MODEL, name),
+            "spec": {"ports": [{"name": "http", "port": port}]},
+        }
+    )
 
 
 @pytest.fixture
