@@ -6,6 +6,7 @@ import contextlib
 import queue
 import socket
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
@@ -13,6 +14,7 @@ from multiprocessing.connection import Connection
 from outrider_runtime.engine import process
 from outrider_runtime.engine.messages import (
     AddRequest,
+    Crashed,
     DraftState,
     EngineStats,
     LoadedModel,
@@ -47,6 +49,7 @@ class FakeEngine:
     aborted: list[str] = field(default_factory=list)
     policies: list[Policy] = field(default_factory=list)
     fault: Exception | None = None
+    step_seconds: float = 0.0  # how long a step takes
     _left: dict[str, list[list[int]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -76,6 +79,7 @@ class FakeEngine:
             raise self.fault
         if not self.go.wait(0.005):
             return StepOutput((), self.stats())
+        time.sleep(self.step_seconds)
         deltas = []
         for request_id, steps in list(self._left.items()):
             tokens = steps.pop(0)
@@ -112,6 +116,8 @@ class EngineThread:
             process.run(engine, self._inbox, self._theirs.send)
         except OSError:
             pass
+        except Exception as error:
+            self._theirs.send(Crashed(f"the engine failed: {error}"))
         finally:
             self.kill()
 

@@ -27,6 +27,11 @@ def says(served, *steps: str, end: bool = True):
     served.engine.script = lambda message: tokens
 
 
+def endless(served):
+    served.engine.script = lambda message: [[70]] * 100_000
+    served.engine.step_seconds = 0.002
+
+
 async def until(condition, timeout: float = 10.0):
     async with asyncio.timeout(timeout):
         while not condition():
@@ -320,7 +325,7 @@ class TestLoad:
 
     @pytest.mark.parametrize("stream", [True, False])
     async def test_a_client_that_goes_away_frees_its_place(self, served, stream):
-        served.engine.script = lambda message: [[70]] * 1_000_000
+        endless(served)
         request = asyncio.create_task(served.api.post("/v1/completions", json={**COMPLETION, "stream": stream}))
         await until(lambda: served.engine.added)
         if stream:
@@ -333,7 +338,7 @@ class TestLoad:
 
 class TestFaults:
     async def test_an_engine_that_dies_in_mid_stream_leaves_an_error_event(self, served):
-        served.engine.script = lambda message: [[70]] * 1_000_000
+        endless(served)
         got = await served.api.post("/v1/chat/completions", json={**CHAT, "stream": True})
         await got.content.readuntil(b"\n\n")
         served.thread.kill()
@@ -351,7 +356,7 @@ class TestFaults:
         assert (await served.api.get("/health")).status == 500
 
     async def test_the_openai_client_raises_on_an_error_event(self, served, client):
-        served.engine.script = lambda message: [[70]] * 1_000_000
+        endless(served)
         stream = await client.chat.completions.create(**CHAT, stream=True)
         await anext(stream)
         served.thread.kill()
