@@ -47,6 +47,18 @@ def ours(reference: transformers.PreTrainedModel, dtype: torch.dtype = torch.flo
 
 
 @cache
+def worse_draft() -> LlamaForCausalLM:
+    """The tiny Llama with its weights blurred: agrees with it often, not always. Its vocabulary is padded further."""
+    blurred = reference_model()
+    blurred.resize_token_embeddings(VOCAB + 3, mean_resizing=False)
+    torch.manual_seed(5)
+    with torch.no_grad():
+        for parameter in blurred.parameters():
+            parameter += 0.01 * torch.randn_like(parameter)
+    return ours(blurred)
+
+
+@cache
 def tiny_pair(seed: int = 0) -> tuple[transformers.PreTrainedModel, LlamaForCausalLM]:
     """The same tiny Llama twice: transformers' and ours."""
     reference = reference_model(seed=seed)

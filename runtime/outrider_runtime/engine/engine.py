@@ -151,7 +151,7 @@ class Engine:
             Span([*chunk.request.tokens[chunk.start : chunk.end], *draft], chunk.start, chunk.request.blocks)
             for chunk, draft in zip(chunks, drafts, strict=True)
         ]
-        batch = make_batch(spans, self._cache.block_size, self._target.device, self._target.config.sliding_window)
+        batch = make_batch(spans, self._cache.block_size, self._target.device, self._target.attention_shape)
         hidden = self._target(batch, self._cache)
         wanted: list[int] = []  # rows of the batch that a token is sampled behind
         rows: list[Row] = []

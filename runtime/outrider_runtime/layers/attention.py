@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -19,12 +20,22 @@ SMALLEST_QUERY_BUCKET = 8  # one decoded token, or a few to verify
 
 
 @dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """What a plan must know of the model."""
+
+    shared: int  # query heads per KV head, packed as more queries of one head
+    sliding_window: int | None
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionGroup:
     """Padding repeats a request's last query, so it may be computed and written like the others."""
 
-    queries: Tensor  # [requests, queries] int64, rows of the flattened batch
+    rows: Tensor  # [requests, queries] int64, of the flattened batch
     slots: Tensor  # [requests, context] int64, in position order
-    mask: Tensor  # [requests, queries, context] bool, true where a query sees a key
+    bias: Tensor  # [requests, 1, shared * queries, context], 0 where a query sees a key, else -inf
+    whole: bool  # its rows are all of the batch's, in order
 
 
 AttentionPlan = tuple[AttentionGroup, ...]
@@ -36,12 +47,10 @@ def plan_attention(
     positions: Tensor,
     block_tables: Tensor,
     block_size: int,
-    sliding_window: int | None = None,
+    shape: AttentionShape,
 ) -> AttentionPlan:
     """Which rows of the flattened batch attend together, and to which slots. Made once a step, used by every layer."""
-    first_rows = [0]
-    for length in query_lengths:
-        first_rows.append(first_rows[-1] + length)
+    first_rows = [0, *accumulate(query_lengths)]
     groups: dict[tuple[int, int], list[int]] = defaultdict(list)
     for request, (queries, context) in enumerate(zip(query_lengths, context_lengths, strict=True)):
         bucket = _bucket(queries, SMALLEST_QUERY_BUCKET), _bucket(context, SMALLEST_CONTEXT_BUCKET)
@@ -50,43 +59,65 @@ def plan_attention(
     for members in groups.values():
         width = max(query_lengths[request] for request in members)
         context = max(context_lengths[request] for request in members)
-        rows = [
-            [first_rows[request] + min(query, query_lengths[request] - 1) for query in range(width)]
-            for request in members
-        ]
-        query_rows = torch.tensor(rows, device=positions.device)
+        rows = torch.tensor(
+            [
+                [first_rows[request] + min(query, query_lengths[request] - 1) for query in range(width)]
+                for request in members
+            ],
+            device=positions.device,
+        )
         keys = torch.arange(context, device=positions.device)
         tables = block_tables[torch.tensor(members, device=positions.device)]
-        distance = positions[query_rows].unsqueeze(-1) - keys  # [requests, queries, context]
-        mask = distance >= 0
-        if sliding_window is not None:
-            mask &= distance < sliding_window
-        slots = tables[:, keys // block_size] * block_size + keys % block_size
-        plan.append(AttentionGroup(query_rows, slots, mask))
+        plan.append(
+            AttentionGroup(
+                rows=rows,
+                slots=tables[:, keys // block_size] * block_size + keys % block_size,
+                bias=_bias(positions[rows].unsqueeze(-1) - keys, shape),
+                whole=len(groups) == 1 and rows.numel() == first_rows[-1],
+            )
+        )
     return tuple(plan)
 
 
 def attend(query: Tensor, keys: Tensor, values: Tensor, plan: AttentionPlan, scale: float) -> Tensor:
-    """Softmax attention of each token to the positions its group's mask allows.
+    """Softmax attention of each token to the positions its group's bias leaves.
 
     `query` is [tokens, heads, dim]; `keys` and `values` are a layer's arrays, [slots, kv heads, dim], the step's own
     tokens written already. Returns [tokens, heads, dim].
     """
-    _, heads, dim = query.shape
-    kv_heads = keys.shape[1]
-    shared = heads // kv_heads  # query heads per KV head, packed as more queries
+    if plan[0].whole:
+        return _attend(query, keys, values, plan[0], scale)
     result = torch.empty_like(query)
     for group in plan:
-        requests, width = group.queries.shape
-        packed = query[group.queries].view(requests, width, kv_heads, shared, dim)
-        packed = packed.permute(0, 2, 3, 1, 4).reshape(requests, kv_heads, shared * width, dim)
-        mask = group.mask.unsqueeze(1).repeat(1, 1, shared, 1)  # [requests, 1, shared * queries, context]
-        attended = F.scaled_dot_product_attention(
-            packed, keys[group.slots].transpose(1, 2), values[group.slots].transpose(1, 2), mask, scale=scale
-        )
-        unpacked = attended.view(requests, kv_heads, shared, width, dim).permute(0, 3, 1, 2, 4)
-        result[group.queries] = unpacked.reshape(requests, width, heads, dim)
+        result[group.rows.flatten()] = _attend(query[group.rows.flatten()], keys, values, group, scale)
     return result
+
+
+def _attend(query: Tensor, keys: Tensor, values: Tensor, group: AttentionGroup, scale: float) -> Tensor:
+    """The same for one group, whose [requests * queries, heads, dim] are given and returned."""
+    requests, queries = group.rows.shape
+    _, heads, dim = query.shape
+    kv_heads = keys.shape[1]
+    query = query.reshape(requests, queries, kv_heads, heads // kv_heads, dim)
+    packed = query.permute(0, 2, 3, 1, 4).reshape(requests, kv_heads, -1, dim)
+    attended = F.scaled_dot_product_attention(
+        packed,
+        keys[group.slots].transpose(1, 2),
+        values[group.slots].transpose(1, 2),
+        group.bias,
+        scale=scale,
+    )
+    unpacked = attended.view(requests, kv_heads, -1, queries, dim).permute(0, 3, 1, 2, 4)
+    return unpacked.reshape(requests * queries, heads, dim)
+
+
+def _bias(distance: Tensor, shape: AttentionShape) -> Tensor:
+    """From [requests, queries, context] distances back, negative for the future."""
+    unseen = distance < 0
+    if shape.sliding_window is not None:
+        unseen |= distance >= shape.sliding_window
+    bias = torch.zeros(unseen.shape, dtype=shape.dtype, device=unseen.device).masked_fill_(unseen, -torch.inf)
+    return bias.repeat(1, shape.shared, 1).unsqueeze(1)
 
 
 def _bucket(length: int, smallest: int) -> int:

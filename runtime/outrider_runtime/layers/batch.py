@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from outrider_runtime.layers.attention import AttentionPlan, plan_attention
+from outrider_runtime.layers.attention import AttentionPlan, AttentionShape, plan_attention
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +38,7 @@ class Batch:
     attention: AttentionPlan
 
 
-def make_batch(
-    spans: Sequence[Span], block_size: int, device: torch.device | str, sliding_window: int | None = None
-) -> Batch:
+def make_batch(spans: Sequence[Span], block_size: int, device: torch.device | str, shape: AttentionShape) -> Batch:
     """The batch of these spans, none empty, whose blocks reach to their ends."""
     lengths = [len(span.token_ids) for span in spans]
     width = max(-(-span.end // block_size) for span in spans)
@@ -56,7 +54,5 @@ def make_batch(
         positions=flat[1],
         slots=slots,
         block_tables=block_tables,
-        attention=plan_attention(
-            lengths, [span.end for span in spans], flat[1], block_tables, block_size, sliding_window
-        ),
+        attention=plan_attention(lengths, [span.end for span in spans], flat[1], block_tables, block_size, shape),
     )

@@ -32,16 +32,18 @@ class RotaryEmbedding:
         self.frequencies = frequencies.to(device)  # [dim / 2], radians per position
 
     def __call__(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """[tokens] positions to cosines and sines, each [tokens, 1, dim], equal in both halves of dim."""
+        """[tokens] positions to cosines and sines as rotate() takes them, each [tokens, 1, dim]."""
         angles = positions.to(torch.float32).unsqueeze(-1) * self.frequencies
-        angles = torch.cat((angles, angles), dim=-1).unsqueeze(1)
-        return (angles.cos() * self.magnitude).to(dtype), (angles.sin() * self.magnitude).to(dtype)
+        cosines, sines = angles.cos() * self.magnitude, angles.sin() * self.magnitude
+        return (
+            torch.cat((cosines, cosines), dim=-1).unsqueeze(1).to(dtype),
+            torch.cat((-sines, sines), dim=-1).unsqueeze(1).to(dtype),
+        )
 
 
 def rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
     """Turn [tokens, heads, dim] by its positions; element i is paired with i + dim / 2."""
-    low, high = x.chunk(2, dim=-1)
-    return x * cosines + torch.cat((-high, low), dim=-1) * sines
+    return torch.addcmul(x * cosines, x.roll(x.shape[-1] // 2, -1), sines)
 
 
 def _default(frequencies: Tensor, scaling: Scaling, config: ModelConfig) -> tuple[Tensor, float]:

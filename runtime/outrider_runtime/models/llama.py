@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from outrider_runtime.errors import Refusal
 from outrider_runtime.kv.cache import KVCache
-from outrider_runtime.layers.attention import attend
+from outrider_runtime.layers.attention import AttentionShape, attend
 from outrider_runtime.layers.batch import Batch
 from outrider_runtime.layers.embedding import Embedding
 from outrider_runtime.layers.linear import MergedLinear
@@ -38,6 +38,7 @@ class LlamaForCausalLM(nn.Module):
             else Embedding(config.vocab_size, config.hidden_size, dtype, device)
         )
         self.rope = RotaryEmbedding(config, device)
+        self.attention_shape = AttentionShape(config.num_heads // config.num_kv_heads, config.sliding_window, dtype)
 
     @torch.inference_mode()
     def forward(self, batch: Batch, cache: KVCache) -> Tensor:
@@ -115,14 +116,13 @@ class Attention(nn.Module):
     def __init__(self, config: ModelConfig, index: int, dtype: torch.dtype, device: torch.device | str) -> None:
         super().__init__()
         self.index = index
-        self.head_dim = config.head_dim
+        self.num_heads, self.num_kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
         self.scale = config.head_dim**-0.5
         sizes = {
             "q_proj": config.num_heads * config.head_dim,
             "k_proj": config.num_kv_heads * config.head_dim,
             "v_proj": config.num_kv_heads * config.head_dim,
         }
-        self.sizes = list(sizes.values())
         self.qkv = MergedLinear(config.hidden_size, sizes, config.attention_bias, dtype, device)
         self.output = MergedLinear(sizes["q_proj"], {"o_proj": config.hidden_size}, config.output_bias, dtype, device)
         self.query_norm: RMSNorm | None = None
@@ -132,13 +132,14 @@ class Attention(nn.Module):
             self.key_norm = RMSNorm(config.head_dim, config.rms_norm_eps, dtype, device)
 
     def forward(self, x: Tensor, rotation: Rotation, batch: Batch, cache: KVCache) -> Tensor:
-        query, key, value = (
-            part.unflatten(-1, (-1, self.head_dim)) for part in self.qkv(x).split(self.sizes, dim=-1)
-        )  # [tokens, heads, dim]
+        heads = self.qkv(x).unflatten(-1, (-1, self.head_dim))  # [tokens, query, key and value heads, dim]
+        turning, value = heads[:, : -self.num_kv_heads], heads[:, -self.num_kv_heads :]
         if self.query_norm is not None and self.key_norm is not None:
-            query, key = self.query_norm(query), self.key_norm(key)
-        keys, values = cache.write(self.index, batch.slots, rotate(key, *rotation), value)
-        attended = attend(rotate(query, *rotation), keys, values, batch.attention, self.scale)
+            query, key = turning[:, : self.num_heads], turning[:, self.num_heads :]
+            turning = torch.cat((self.query_norm(query), self.key_norm(key)), dim=1)
+        turned = rotate(turning, *rotation)
+        keys, values = cache.write(self.index, batch.slots, turned[:, self.num_heads :], value)
+        attended = attend(turned[:, : self.num_heads], keys, values, batch.attention, self.scale)
         projected: Tensor = self.output(attended.flatten(1))
         return projected
 

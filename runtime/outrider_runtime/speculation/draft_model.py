@@ -128,8 +128,7 @@ class DraftModel:
         return sample(logits, rows, self._eos_token_ids)
 
     def _forward(self, spans: Sequence[Span]) -> Tensor:
-        config = self._model.config
-        batch = make_batch(spans, self._cache.block_size, self._model.device, config.sliding_window)
-        known = batch.token_ids.clamp(max=config.vocab_size - 1)  # ids beyond are the target's padding
+        batch = make_batch(spans, self._cache.block_size, self._model.device, self._model.attention_shape)
+        known = batch.token_ids.clamp(max=self._model.config.vocab_size - 1)  # ids beyond are the target's padding
         hidden: Tensor = self._model(replace(batch, token_ids=known), self._cache)
         return hidden

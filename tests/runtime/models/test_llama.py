@@ -51,7 +51,7 @@ def in_steps(model: LlamaForCausalLM, texts: list[list[int]], cuts: list[list[in
     for step in range(max(map(len, cuts))):
         members = [i for i in range(len(texts)) if step < len(cuts[i])]
         spans = [Span(texts[i][done[i] : done[i] + cuts[i][step]], done[i], blocks[i]) for i in members]
-        batch = make_batch(spans, BLOCK, "cpu", model.config.sliding_window)
+        batch = make_batch(spans, BLOCK, "cpu", model.attention_shape)
         logits = model.logits(model(batch, cache)).split([len(span.token_ids) for span in spans])
         for i, span, part in zip(members, spans, logits, strict=True):
             parts[i].append(part)
