@@ -167,7 +167,8 @@ def test_numbers_of_the_last_traffic_stay_while_there_is_none():
 
 def test_without_a_ready_replica_there_are_no_numbers():
     old = _speculation(acceptancePercent=71, runningConcurrency="3.0")
-    assert _status(old=old, ready=False)["speculativeDecoding"] == {"state": "Active", "lastTransitionTime": THEN}
+    found = _status(old=old, ready=False)["speculativeDecoding"]
+    assert found == {"state": "Active", "method": "NGram", "lastTransitionTime": THEN}
 
 
 def test_a_speedup_that_the_runtimes_no_longer_claim_goes():
