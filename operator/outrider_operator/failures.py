@@ -32,6 +32,7 @@ _PULL = {
     "SignatureValidationFailed",
 }
 _CONFIG = {"CreateContainerConfigError", "CreateContainerError"}
+_BACK_OFF = re.compile(r'^Back-off pulling image "[^"]*": (ErrImagePull: )?')
 _SECRET = re.compile(r"secret", re.IGNORECASE)
 _GPU = re.compile(r"Insufficient (nvidia\.com/\S+|\S*gpu\S*)", re.IGNORECASE)
 _WORDS = re.compile(r"^(?P<reason>[A-Z][A-Za-z]+): (?P<message>.+)$", re.DOTALL)
@@ -78,7 +79,8 @@ def _unscheduled(pod: Pod) -> Verdict | None:
 def _unpulled(pod: Pod) -> Verdict | None:
     if pod.waiting_reason not in _PULL:
         return None
-    return Reason.IMAGE_PULL_FAILED, pod.waiting_message or pod.waiting_reason
+    # kubelet alternates between the error and a back-off that quotes it; both are one failure with one message
+    return Reason.IMAGE_PULL_FAILED, _BACK_OFF.sub("", pod.waiting_message) or pod.waiting_reason
 
 
 def _unconfigured(pod: Pod) -> Verdict | None:

@@ -64,6 +64,15 @@ def test_a_pod_that_serves_or_goes_explains_nothing(fields):
     assert pod_failure(pod(exit_code=1, restarts=9, waiting_reason="CrashLoopBackOff", **fields)) is None
 
 
+def test_a_back_off_and_the_error_it_quotes_are_one_failure():
+    error = 'failed to pull image "x:1": not found'
+    first = pod(waiting_reason="ErrImagePull", waiting_message=error)
+    later = pod(
+        waiting_reason="ImagePullBackOff", waiting_message=f'Back-off pulling image "x:1": ErrImagePull: {error}'
+    )
+    assert pod_failure(first) == pod_failure(later)
+
+
 def test_a_crash_says_its_code_and_its_last_line():
     crash = pod(exit_code=1, restarts=4, termination_message="Traceback\n  ...\nKeyError: 'x'\n")
     assert pod_failure(crash).message == "the container exits with code 1: KeyError: 'x'"

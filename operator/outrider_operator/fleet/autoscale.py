@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from outrider_operator.api.v1alpha1 import Autoscaling
@@ -51,16 +51,13 @@ class Decision:
 def decide(s: Situation) -> Decision:
     """Level-triggered: it depends on what is, and deciding again on what was decided changes nothing."""
     least, most = s.autoscaling.min_replicas, s.autoscaling.max_replicas
+    bound = ""
     if s.current < least:
-        return Decision(least, f"minReplicas is {least}")
-    if s.current > most:
-        return Decision(most, f"maxReplicas is {most}")
-    if not s.view.measurable:
-        return Decision(s.current)
-    up = _up(s)
-    if up.replicas > s.current:
-        return up
-    return _down(s)
+        s, bound = replace(s, current=least), f"minReplicas is {least}"
+    elif s.current > most:
+        s, bound = replace(s, current=most), f"maxReplicas is {most}"
+    decision = _by_load(s) if s.view.measurable else Decision(s.current)
+    return decision if decision.reason else Decision(s.current, bound)
 
 
 def load_now(view: View) -> float | None:
@@ -91,6 +88,11 @@ def scale_out_in_progress(view: View, target: int, desired: int, past: Sequence[
         return False
     load = load_now(view)
     return load is None or load > target * len(view.ready)
+
+
+def _by_load(s: Situation) -> Decision:
+    up = _up(s)
+    return up if up.reason else _down(s)
 
 
 def _up(s: Situation) -> Decision:
