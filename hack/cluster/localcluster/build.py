@@ -7,18 +7,16 @@ looks at the name it is called by.
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from . import disk, locks
+from . import disk, locks, toolchain
 from .errors import NotBuilt
 from .paths import SOURCES, Home
 from .progress import Progress, bar
+from .toolchain import Go
 
 PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy",
             "kubectl", "coredns")  # fmt: skip
@@ -49,7 +47,7 @@ def ensure(home: Home) -> Path:
     if folder.exists():
         return folder
     progress = Progress("cluster build")
-    go = _go()
+    go = toolchain.find()
     cached = (home.go_build / "00").exists()
     disk.require(home.root, SPACE_CACHED if cached else SPACE_FROM_NOTHING, "compiling", NotBuilt)
     with locks.hold(_lock(home), lambda: progress.update(f"another is at it, {_shared(home)}")):
@@ -65,7 +63,7 @@ def in_background(home: Home, command: list[str]) -> str:
         return "cluster build: nothing to do"
     if locks.is_held(_lock(home)):
         return f"cluster build: already running, {_shared(home)}; its log is {log}"
-    _go()
+    toolchain.find()
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("w") as output:
         process = subprocess.Popen(
@@ -87,42 +85,31 @@ def _shared(home: Home) -> str:
         return "starting"
 
 
-def _go() -> str:
-    found = shutil.which("go") or shutil.which("go", path="/usr/local/go/bin")
-    if not found:
-        raise NotBuilt(
-            "Go is missing: the components are compiled with it; install Go 1.24 or newer and have `go` on PATH"
-        )
-    return found
+def _compile(home: Home, program: str, folder: Path, progress: Progress) -> None:
+    def show(state: str) -> None:
+        (home.bin / ".build.progress").write_text(state)
+        progress.update(state)
 
-
-def _environment(home: Home) -> Mapping[str, str]:
-    # the user's own flags would make another cache key of each package
-    settings = {
-        "GOCACHE": str(home.go_build),
-        "GOMODCACHE": str(home.go_mod),
-        "CGO_ENABLED": "0",
-        "GOFLAGS": "-mod=readonly",
-    }
-    return {**os.environ, **settings}
-
-
-def _compile(home: Home, go: str, folder: Path, progress: Progress) -> None:
-    environment = _environment(home)
-    for cache in (home.go_build, home.go_mod, home.bin):
+    for cache in (home.go_build, home.go_mod):
         cache.mkdir(parents=True, exist_ok=True)
-    progress.say("reading modules (they are downloaded the first time)")
-    version = _output([go, "list", "-m", "-f", "{{.Version}}", "k8s.io/kubernetes"], environment).strip()
+    for torn in home.bin.glob(".new-*"):  # a killed build's: nobody else holds the lock
+        shutil.rmtree(torn)
+    go = Go(program, home, show)
+    [version] = go.query("-m", "-f", "{{.Version}}", "k8s.io/kubernetes")
     flags = [*_FLAGS, "-ldflags", _linker_flags(version)]
-    stale = _output([go, "list", *flags, "-deps", "-f", "{{.Stale}}", "."], environment).split()
+    stale = go.query(*flags, "-deps", "-f", "{{.Stale}}", ".")
     total, done = len(stale), stale.count("false")
     minutes = "about 6 minutes of two free cores" if done < total / 2 else "a minute or so"
     progress.say(f"{total - done} of {total} packages to compile, {minutes}")
     spare = Path(tempfile.mkdtemp(dir=home.bin, prefix=".new-"))
     try:
         for package, name in (("./pause", "pause"), (".", "kube")):
-            command = [go, "build", "-v", *flags, "-o", str(spare / name), package]
-            done += _run_build(home, command, environment, done, total, progress)
+
+            def state(compiled: int, before: int = done) -> str:
+                count = min(before + compiled, total)
+                return f"{bar(count, total)} {count} of {total} packages" + (", linking" if count == total else "")
+
+            done += go.build(*flags, "-o", str(spare / name), package, state=state)
         for name in PROGRAMS:
             (spare / name).symlink_to("kube")
         spare.chmod(0o755)
@@ -137,43 +124,3 @@ def _linker_flags(version: str) -> str:
     major, minor, _ = version.lstrip("v").split(".", 2)
     stamps = {"gitVersion": version, "gitMajor": major, "gitMinor": minor, "gitTreeState": "clean"}
     return "-s -w " + " ".join(f"-X k8s.io/component-base/version.{k}={v}" for k, v in stamps.items())
-
-
-def _output(command: list[str], environment: Mapping[str, str]) -> str:
-    result = subprocess.run(command, cwd=SOURCES, env=environment, capture_output=True, text=True)
-    if result.returncode:
-        raise NotBuilt(f"`{' '.join(command[:3])}` failed: {_tail(result.stderr.splitlines())}")
-    return result.stdout
-
-
-def _run_build(
-    home: Home, command: list[str], environment: Mapping[str, str], done: int, total: int, progress: Progress
-) -> int:
-    """Runs `go build -v`, which names each package as it is compiled; returns how many there were."""
-    compiled, said = 0, []
-    # should this process be killed, the compiler must not go on beside the next one
-    command = ["setpriv", "--pdeathsig", "TERM", *command]
-    pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
-    with subprocess.Popen(command, cwd=SOURCES, env=environment, text=True, **pipes) as process:
-        assert process.stderr
-        try:
-            for line in process.stderr:
-                if line.startswith(("#", "\t")) or ": " in line:
-                    said.append(line.rstrip())
-                else:
-                    compiled += 1
-                state = f"{bar(done + compiled, total)} {done + compiled} of {total} packages"
-                if line.startswith("go: downloading"):
-                    state = line.removeprefix("go: ").strip()
-                (home.bin / ".build.progress").write_text(state)
-                progress.update(state)
-        except BaseException:
-            process.terminate()
-            raise
-    if process.returncode:
-        raise NotBuilt(f"compiling failed: {_tail(said)}")
-    return compiled
-
-
-def _tail(lines: list[str]) -> str:
-    return " / ".join(line.strip() for line in lines[-5:] if line.strip()) or "it said nothing"
