@@ -74,7 +74,8 @@ RUN --mount=type=secret,id=build_env --mount=type=secret,id=ca_bundle \
            UV_COMPILE_BYTECODE=1 UV_PYTHON_DOWNLOADS=never \
  && with-build-env uv pip install -q --python /opt/venv/bin/python --no-deps \
       -r /opt/requirements/runtime.txt
-ENV NVIDIA_DRIVER_CAPABILITIES=compute,utility \
+# Threads that spin while they wait starve those they wait for, where cores are shared or under a quota.
+ENV OMP_WAIT_POLICY=passive NVIDIA_DRIVER_CAPABILITIES=compute,utility \
     TRITON_CACHE_DIR=/var/cache/outrider/triton TORCHINDUCTOR_CACHE_DIR=/var/cache/outrider/inductor
 COPY --chmod=0755 runtime/outrider_runtime /opt/outrider/outrider_runtime
 USER 65532:65532

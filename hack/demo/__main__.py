@@ -90,9 +90,9 @@ def ask(url: str) -> None:
     service = chat.client(url)
     with step("question", [f"{KUBECTL} logs deployment/demo"]):
         chat.await_endpoints(service)
-        print(f"{chat.QUESTION}\n")
-        answer = chat.ask(service, "demo", chat.QUESTION, max_tokens=96, show=show)
-        plain = chat.ask(service, "demo", chat.QUESTION, max_tokens=96, speculative=False)
+        print(f"\n> {chat.QUESTION}\n")
+        answer = chat.ask(service, "demo", chat.QUESTION, max_tokens=64, show=show)
+        plain = chat.ask(service, "demo", chat.QUESTION, max_tokens=64, speculative=False)
         if answer.text != plain.text:
             raise StepError(f"speculation changed the answer; without it:\n{plain.text}")
         if not answer.accepted:

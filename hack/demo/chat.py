@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 import openai
 
-QUESTION = "What is a rainbow? Answer in three sentences."
-# Its answer repeats its prompt with small changes: what n-gram speculation is for.
-COPYING = """Rewrite this function with the variable `total` renamed to `result`. Answer with the code alone.
+QUESTION = "Why is the sky blue?"
+# Its answer repeats its prompt nearly word for word: what n-gram speculation is for.
+COPYING = """Rename the variable `total` to `result` in this Python function and show the whole function:
 
+```python
 def mean_of_positive_numbers(numbers):
     total = 0
     count = 0
@@ -22,7 +23,7 @@ def mean_of_positive_numbers(numbers):
     if count == 0:
         return 0
     return total / count
-"""
+```"""
 
 
 @dataclass(frozen=True)
