@@ -15,7 +15,7 @@ from outrider_operator.fleet import autoscale, saturation
 from outrider_operator.fleet.autoscale import Past, Situation
 from outrider_operator.fleet.history import LOAD_WINDOW
 from outrider_operator.fleet.policy import Memory, Policy
-from outrider_operator.fleet.windows import PERIOD, View
+from outrider_operator.fleet.windows import View
 from outrider_operator.observe import Observed
 from outrider_operator.render.cache import cache_claim
 from outrider_operator.render.deployment import deployment, recorded
@@ -69,7 +69,7 @@ class Plan:
     scaling: Scaling | None = None
     events: tuple[Event, ...] = ()
     refusal: Refused | None = None
-    look_again: float | None = None  # seconds
+    look_again: float | None = None  # seconds until time alone changes something; measuring looks again by itself
 
 
 def plan(observed: Observed, defaults: Defaults) -> Plan:
@@ -105,7 +105,6 @@ def _decided(observed: Observed, defaults: Defaults) -> Plan:
         memory=memory,
         scaling=scaling,
         events=_scaled(scaling),
-        look_again=PERIOD if view.ready else None,
     )
 
 
