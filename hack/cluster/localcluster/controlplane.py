@@ -6,6 +6,7 @@ and none of its processes outlives the one that started it, however that one end
 
 from __future__ import annotations
 
+import os
 import secrets
 import shutil
 import signal
@@ -24,6 +25,7 @@ from .errors import ClusterError
 ETCD, API_SERVER, CONTROLLERS = "etcd", "kube-apiserver", "kube-controller-manager"
 ISSUER = "https://kubernetes.default.svc.cluster.local"
 _TRIES = 3
+_FOLDER = "outrider-control-plane-"
 
 
 class ControlPlane:
@@ -41,7 +43,8 @@ class ControlPlane:
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         # a child asks the kernel to be killed when the *thread* that made it ends: so one thread makes them all
         self._starter = ThreadPoolExecutor(1, thread_name_prefix="control-plane")
-        self.folder = Path(tempfile.mkdtemp(prefix="outrider-control-plane-"))
+        _remove_folders_of_the_dead()
+        self.folder = Path(tempfile.mkdtemp(prefix=f"{_FOLDER}{os.getpid()}-"))
         self._token = secrets.token_hex(16)
         self._tokens_file = kubeconfig.write_secret(
             self.folder / "tokens.csv", f'{self._token},admin,admin,"system:masters"\n'
@@ -226,6 +229,13 @@ class ControlPlane:
     def _lost_port(self) -> bool:
         logs = [self._log(name) for name in (ETCD, API_SERVER)]
         return any("address already in use" in log.read_text(errors="replace") for log in logs if log.exists())
+
+
+def _remove_folders_of_the_dead() -> None:
+    """What a killed process could not remove itself; etcd alone takes 64 MB each time."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*-*"):
+        if not Path("/proc", folder.name.removeprefix(_FOLDER).partition("-")[0]).exists():
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _free_ports(count: int) -> list[int]:

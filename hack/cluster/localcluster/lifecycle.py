@@ -99,6 +99,7 @@ def down(place: Place, purge: bool = False) -> str:
         leftovers.remove(place)
         if purge:
             shutil.rmtree(place.root, ignore_errors=True)
+            place.lock.unlink(missing_ok=True)
     kept = "nothing is kept" if purge else f"images and logs are kept in {place.root}"
     return f"cluster {place.name}: {'down' if ran else 'was down already'}; {kept}"
 

@@ -16,22 +16,40 @@ def _nothing() -> None:
 
 @contextmanager
 def hold(path: Path, waiting: Callable[[], None] = _nothing) -> Iterator[None]:
-    """Hold `path` (a file, made if need be, or a folder); `waiting` is called again and again while another has it."""
-    if not path.is_dir():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch()
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    """Hold `path` (a file, made if need be, or a folder); `waiting` is called again and again while another has it.
+
+    Who holds a file may delete it: whoever waited for that one then takes its successor.
+    """
+    descriptor = _open(path)
     try:
         while True:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
             except BlockingIOError:
                 waiting()
                 time.sleep(0.1)
+                continue
+            if _is_at(descriptor, path):
+                break
+            os.close(descriptor)
+            descriptor = _open(path)
         yield
     finally:
         os.close(descriptor)
+
+
+def _open(path: Path) -> int:
+    if path.is_dir():
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def is_held(path: Path) -> bool:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from localcluster import build, leftovers
@@ -64,13 +65,25 @@ def _forget_killed_runs() -> None:
             Cluster(folder.name).do("down", "--purge")
 
 
+def _cannot_run(error: ClusterError) -> NoReturn:
+    required = os.environ.get("CI") == "true" or os.environ.get("OUTRIDER_REQUIRE_CLUSTER") == "1"
+    (pytest.fail if required else pytest.skip)(str(error))
+
+
+@pytest.fixture(scope="session")
+def binaries() -> Path:
+    """The folder of the components, compiled if they are not yet."""
+    try:
+        return build.ensure(Home.of())
+    except NotBuilt as error:
+        _cannot_run(error)
+
+
 def _cluster(name: str) -> Iterator[Cluster]:
     try:
         check_node(Home.of())
-        build.ensure(Home.of())
-    except (ClusterError, NotBuilt) as error:
-        required = os.environ.get("CI") == "true" or os.environ.get("OUTRIDER_REQUIRE_CLUSTER") == "1"
-        (pytest.fail if required else pytest.skip)(str(error))
+    except ClusterError as error:
+        _cannot_run(error)
     _forget_killed_runs()
     cluster = Cluster(name)
     yield cluster
@@ -78,12 +91,12 @@ def _cluster(name: str) -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
+def cluster(binaries: Path) -> Iterator[Cluster]:
     """A cluster that is down, the tests of a file share it."""
     yield from _cluster(_name(1))
 
 
 @pytest.fixture
-def neighbour() -> Iterator[Cluster]:
+def neighbour(binaries: Path) -> Iterator[Cluster]:
     """Another, for what two clusters do to one another."""
     yield from _cluster(_name(2))

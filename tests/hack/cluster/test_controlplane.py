@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -14,21 +13,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from localcluster import build, controlplane
+from localcluster import controlplane
 from localcluster.api import poll
 from localcluster.controlplane import ControlPlane
-from localcluster.errors import ApiError, ClusterError, NotBuilt
-from localcluster.paths import Home
+from localcluster.errors import ApiError, ClusterError
 
 CONFIG_MAPS = "/api/v1/namespaces/default/configmaps"
-
-
-@pytest.fixture(scope="module")
-def binaries() -> Path:
-    try:
-        return build.ensure(Home.of())
-    except NotBuilt as error:
-        pytest.skip(str(error))
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +34,7 @@ def config_map(name: str, **more: object) -> dict[str, object]:
 def test_it_is_ready_in_seconds_and_leaves_no_process_and_no_folder(binaries: Path) -> None:
     began = time.monotonic()
     with ControlPlane(binaries) as plane:
-        assert time.monotonic() - began < 20, "5 s on a quiet machine"
+        assert time.monotonic() - began < 30, "5 s on a quiet machine"
         pids = [process.pid for process in plane._processes.values()]
         assert plane.api.request("GET", "/version")["gitVersion"].startswith("v1.")
     assert len(pids) == 2
@@ -114,7 +104,7 @@ def test_a_port_lost_to_another_program_is_made_good_by_other_ports(
             assert plane.api.answers("/readyz")
 
 
-def test_no_process_outlives_a_killed_parent(binaries: Path) -> None:
+def test_no_process_outlives_a_killed_parent_and_the_next_one_clears_its_folder(binaries: Path) -> None:
     program = (
         "import sys; from pathlib import Path; from localcluster.controlplane import ControlPlane\n"
         "plane = ControlPlane(Path(sys.argv[1])); plane.start()\n"
@@ -129,7 +119,9 @@ def test_no_process_outlives_a_killed_parent(binaries: Path) -> None:
         parent.send_signal(signal.SIGKILL)
     assert len(pids) == 2
     assert poll(lambda: not any(_alive(pid) for pid in pids), 10)
-    shutil.rmtree(folder)
+    assert Path(folder).exists()
+    ControlPlane(binaries).stop()
+    assert not Path(folder).exists()
 
 
 def _alive(pid: str) -> bool:

@@ -48,3 +48,23 @@ def test_a_folder_can_be_held_too_and_a_path_that_is_not_there_is_free(tmp_path:
     assert not locks.is_held(tmp_path / "nothing")
     with locks.hold(tmp_path):
         assert locks.is_held(tmp_path)
+
+
+def test_a_lock_deleted_by_its_holder_is_still_one_at_a_time(tmp_path: Path) -> None:
+    path, inside, most = tmp_path / "lock", [], []
+
+    def take() -> None:
+        for _ in range(5):
+            with locks.hold(path):
+                inside.append(1)
+                most.append(len(inside))
+                path.unlink()
+                inside.pop()
+
+    threads = [threading.Thread(target=take) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert most == [1] * 15
+    assert not path.exists()
