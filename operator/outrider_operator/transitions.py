@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from outrider_operator.api.reasons import ConditionType, EventReason, Reason, SpeculationState, Status
-from outrider_operator.conditions import find
 from outrider_operator.failures import FAILURES
+from outrider_operator.judgements.verdict import find
 
 StatusObject = Mapping[str, Any]
 Said = tuple[EventReason, str]

@@ -1,0 +1,66 @@
+"""SpeculationActive: whether tokens are drafted now, or who decided that none are."""
+
+from __future__ import annotations
+
+from outrider_operator.api.reasons import ConditionType, Reason, SpeculationState, Status
+from outrider_operator.api.v1alpha1 import Mode
+from outrider_operator.facts import Facts
+from outrider_operator.fleet.history import REPORT_WINDOW
+from outrider_operator.judgements.loaded import without_pods
+from outrider_operator.judgements.scaling import unmeasured
+from outrider_operator.judgements.verdict import Chain, Verdict, find
+
+
+def _disabled(facts: Facts) -> Verdict | None:
+    if facts.spec is None or facts.spec.speculative_decoding.mode is not Mode.DISABLED:
+        return None
+    return Verdict(Status.FALSE, Reason.DISABLED_BY_SPEC, "speculativeDecoding.mode is Disabled")
+
+
+def _draft_unavailable(facts: Facts) -> Verdict | None:
+    if not facts.no_draft_works:
+        return None
+    reason, message = facts.broken_drafts[0]
+    return Verdict(Status.FALSE, Reason.DRAFT_UNAVAILABLE, f"decoding plainly: {reason}: {message}")
+
+
+def _suspended_by_policy(facts: Facts) -> Verdict | None:
+    policy, memory = facts.plan.policy, facts.plan.memory
+    if policy is None or policy.state is not SpeculationState.SUSPENDED:
+        return None
+    if policy.reason == Reason.SATURATED:
+        at = f" at {memory.disable_at:g} running requests per replica" if memory.disable_at else ""
+        return Verdict(Status.FALSE, Reason.SATURATED, f"batches are too full for speculation to pay{at}")
+    return Verdict(Status.FALSE, Reason(policy.reason), "suspended by policy")
+
+
+def _drafting(facts: Facts) -> Verdict | None:
+    tokens = facts.report.effective_tokens
+    if tokens is None or tokens <= 0:
+        return None
+    return Verdict(Status.TRUE, Reason.DRAFTING, "tokens are drafted and verified")
+
+
+def _not_drafting(facts: Facts) -> Verdict | None:
+    """Nothing drafted, or nothing to draft for: said only once a whole window shows it, or nothing was said before."""
+    if not facts.view.ready:
+        return Verdict(Status.UNKNOWN, Reason.PENDING, "no replica is ready")
+    if not facts.view.measurable or facts.report.running is None:
+        return None
+    before = find(facts.observed.model.status, ConditionType.SPECULATION_ACTIVE).get("reason")
+    if facts.view.window(REPORT_WINDOW) is None and before not in (None, Reason.PENDING):
+        return None
+    if facts.report.traffic:
+        return Verdict(Status.FALSE, Reason.NO_GAIN, "the runtimes draft nothing: plain decoding is faster now")
+    return Verdict(Status.UNKNOWN, Reason.NO_TRAFFIC, "no request ran within the last minute")
+
+
+SPECULATION_ACTIVE: Chain = (
+    _disabled,
+    without_pods,
+    _draft_unavailable,
+    _suspended_by_policy,
+    unmeasured,
+    _drafting,
+    _not_drafting,
+)
