@@ -6,6 +6,7 @@ import asyncio
 import errno
 import logging
 import os
+import signal
 import socket
 import sys
 from argparse import Namespace
@@ -39,6 +40,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _serve(parsed: Namespace) -> int:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # until serve() drains on it; as PID 1 it would be ignored
     engine = flags.engine_config(parsed, os.environ)
     server = flags.server_config(parsed, os.environ)
     sockets = [

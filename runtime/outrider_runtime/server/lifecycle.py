@@ -42,9 +42,9 @@ async def serve(
     signals = _Signals()
     client = EngineClient(process.connection, process)
     service = Service(config, engine.scheduler, client, engine.policy)
-    runners = [
-        web.AppRunner(build(service), handler_cancellation=True, access_log=None, shutdown_timeout=_LAST_WORDS_SECONDS)
-        for build in (app.application, admin.application)
+    runners = [  # a client that goes away ends its answer, but not the setting of a policy
+        web.AppRunner(build(service), handler_cancellation=ends, access_log=None, shutdown_timeout=_LAST_WORDS_SECONDS)
+        for build, ends in ((app.application, True), (admin.application, False))
     ]
     try:
         for runner, bound in zip(runners, sockets, strict=True):

@@ -135,9 +135,12 @@ def _is_zombie(pid: int) -> bool:
         return True
 
 
-def test_sigterm_while_loading_ends_it_well(tmp_path, tiny_model_dir):
+@pytest.mark.parametrize("moment", ["before the ports answer", "while the engine loads"])
+def test_sigterm_while_loading_ends_it_well(tmp_path, tiny_model_dir, moment):
     with serving(tmp_path, tiny_model_dir) as server:
-        poll(lambda: _answers(server), 60, "the admin port")
+        server.child()
+        if moment == "while the engine loads":
+            poll(lambda: _answers(server), 60, "the admin port")
         server.process.send_signal(signal.SIGTERM)
         assert server.ended() == 0
 
