@@ -7,14 +7,15 @@ from collections.abc import Sequence
 from functools import cache
 
 import torch
+from tests.runtime.tiny import tiny_pair, worse_draft
 
 from outrider_runtime.config import CacheConfig, EngineConfig, SchedulerConfig, SourceConfig, SpeculationConfig
 from outrider_runtime.engine.engine import Engine
 from outrider_runtime.engine.messages import AddRequest, TokenDelta
+from outrider_runtime.models.llama import LlamaForCausalLM
 from outrider_runtime.sampling.params import SamplingParams
 from outrider_runtime.sampling.pipeline import Row, sample
 from outrider_runtime.speculation.policy import Policy
-from tests.runtime.tiny import tiny_pair, worse_draft
 
 EOS = 3
 MAX_MODEL_LEN = 96
@@ -41,7 +42,10 @@ def make_engine(
     prefix_caching: bool = True,
     policy: Policy = ON,
     clock=None,
+    target: LlamaForCausalLM | None = None,
+    draft: LlamaForCausalLM | None = None,
 ) -> Engine:
+    """Around the tiny Llama on the CPU and the method's draft, unless others are given."""
     name, make_draft = METHODS[method]
     config = EngineConfig(
         model=SourceConfig("tiny"),
@@ -51,8 +55,8 @@ def make_engine(
         policy=policy,
     )
     more = {} if clock is None else {"clock": clock}
-    target = tiny_pair()[1]
-    return Engine(config, target, make_draft(), eos_token_ids=(EOS,), max_model_len=MAX_MODEL_LEN, **more)
+    models = target or tiny_pair()[1], draft or make_draft()
+    return Engine(config, *models, eos_token_ids=(EOS,), max_model_len=MAX_MODEL_LEN, **more)
 
 
 @cache

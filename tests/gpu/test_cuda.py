@@ -1,0 +1,75 @@
+"""On a CUDA device the same code writes the same text: token by token in float32, by every method, in any batch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import transformers
+from tests.runtime.engine.driver import assert_all_free, make_engine, naive, run
+from tests.runtime.tiny import reference_model
+
+from outrider_runtime.engine.messages import AddRequest
+from outrider_runtime.models.config import model_config
+from outrider_runtime.models.llama import LlamaForCausalLM
+from outrider_runtime.sampling.noise import gumbel, random_words
+from outrider_runtime.sampling.params import SamplingParams
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available(), reason="no CUDA device here; hack/gpu_check.sh runs these on one"
+    ),
+]
+
+PROMPTS = [(4,), (5, 9, 33), (11, 12, 13, 14, 15) * 5, tuple(range(10, 50))]
+PARAMS = {
+    "greedy": SamplingParams(max_tokens=24, temperature=0.0),
+    "sampled": SamplingParams(max_tokens=24, seed=1, top_p=0.9, top_k=20),
+    "penalties": SamplingParams(max_tokens=24, seed=4, frequency_penalty=1.0, repetition_penalty=1.1),
+}
+
+
+@pytest.fixture(autouse=True)
+def exact_products():
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = False
+    yield
+    torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def on_device(reference: transformers.PreTrainedModel, dtype: torch.dtype = torch.float32) -> LlamaForCausalLM:
+    model = LlamaForCausalLM(model_config(reference.config.to_dict()), dtype, "cuda")
+    model.load(reference.state_dict().items())
+    return model
+
+
+def requests(params: SamplingParams) -> list[AddRequest]:
+    return [AddRequest(str(index), prompt, params) for index, prompt in enumerate(PROMPTS)]
+
+
+@pytest.mark.parametrize("params", PARAMS)
+@pytest.mark.parametrize(("method", "seed"), [("no speculation", None), ("n-gram", None), ("draft", 0), ("draft", 1)])
+def test_a_text_is_what_the_naive_loop_on_the_cpu_writes(method, seed, params):
+    draft = None if seed is None else on_device(reference_model(seed=seed))
+    name = method if seed is None else "equal draft"
+    engine = make_engine(name, target=on_device(reference_model()), draft=draft, budget=16)
+    collector = run(engine, requests(PARAMS[params]))
+    for request in requests(PARAMS[params]):
+        assert collector.text(request.request_id) == naive(request.prompt, request.params), request
+    assert_all_free(engine)
+
+
+def test_in_bfloat16_an_equal_draft_is_nearly_always_accepted():
+    target, draft = (on_device(reference_model(), torch.bfloat16) for _ in range(2))
+    engine = make_engine("equal draft", target=target, draft=draft)
+    run(engine, requests(PARAMS["sampled"]))
+    stats = engine.stats()
+    assert stats.accepted_tokens > 0.85 * stats.draft_tokens
+
+
+def test_noise_is_the_same_on_both_devices():
+    seeds, positions = torch.tensor([0, 1, -5, 2**62]), torch.tensor([0, 7, 4096, 1])
+    words = [random_words(seeds.to(at), positions.to(at), 128_256).cpu() for at in ("cpu", "cuda")]
+    noise = [gumbel(seeds.to(at), positions.to(at), 128_256).cpu() for at in ("cpu", "cuda")]
+    assert torch.equal(*words)
+    torch.testing.assert_close(*noise, rtol=1e-6, atol=1e-6)
