@@ -29,7 +29,16 @@ if [ ! -r "$CA_BUNDLE" ]; then
   CA_BUNDLE=$private/no_ca_bundle; : > "$CA_BUNDLE"
 fi
 
-"$here/buildah" bud --isolation chroot --network host --layers --format oci --pull-never \
-  --ignorefile .dockerignore --build-arg BASE="$BASE" --build-arg TORCH="$TORCH" \
-  --secret id=build_env,src="$BUILD_ENV" --secret id=ca_bundle,src="$CA_BUNDLE" \
-  --target "$target" -t "$image" "$@" .
+build() {  # TARGET IMAGE [ARGUMENT...]
+  name=$1 as=$2; shift 2
+  "$here/buildah" bud --isolation chroot --network host --layers --format oci --pull-never \
+    --ignorefile .dockerignore --build-arg BASE="$BASE" \
+    --secret id=build_env,src="$BUILD_ENV" --secret id=ca_bundle,src="$CA_BUNDLE" \
+    --target "$name" -t "$as" "$@" .
+}
+home=${OUTRIDER_HOME:-$HOME/.cache/outrider}
+exec 9>"$home/image.lock"; flock 9        # clearing must not meet another clone's half-built image
+build tools localhost/outrider-tools:dev  # named, so that clearing leaves it
+[ "$target" != runtime ] || set -- --build-arg TORCH="$TORCH" "$@"
+build "$target" "$image" "$@"
+"$here/buildah" rmi --prune >/dev/null 2>&1 || :  # what only older builds used: gigabytes when the requirements change

@@ -31,9 +31,11 @@ def site() -> Iterator[Site]:
     if cluster.local:
         models.offer(kubectl, volume=namespace)
     yield Site(cluster, kubectl)
-    kubectl("delete", "namespace", namespace)
+    # a namespace that still holds pods is looked at again only after their whole grace period
+    kubectl("delete", "specm", "--all")
+    kubectl("delete", "namespace", namespace, "--wait=false")
     if cluster.local:
-        kubectl("delete", "pv", namespace)
+        kubectl("delete", "pv", namespace, "--wait=false")
 
 
 @pytest.fixture

@@ -68,8 +68,7 @@ class Site:
 
     @contextmanager
     def client(self, name: str = NAME) -> Iterator[openai.OpenAI]:
-        with self.cluster.reach(self.kubectl, name) as url:
-            service = chat.client(url)
+        with self.cluster.reach(self.kubectl, name) as url, chat.client(url) as service:
             chat.await_endpoints(service)
             yield service
 

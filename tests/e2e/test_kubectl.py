@@ -23,7 +23,7 @@ def test_get_shows_at_a_glance_what_is_served(served: Site) -> None:
 
 def test_describe_tells_conditions_and_events(served: Site) -> None:
     text = served.kubectl("describe", "specm", NAME)
-    for word in ("Accepted", "ModelReady", "DraftReady", "SpeculationActive", "RolloutComplete"):
+    for word in ("Accepted", "ModelReady", "DraftReady", "SpeculationActive", "ModelLoaded"):
         assert word in text
 
 
