@@ -13,9 +13,8 @@ from outrider_runtime.config import EngineConfig
 from outrider_runtime.engine.messages import AddRequest, EngineStats, FinishReason, StepOutput, TokenDelta
 from outrider_runtime.engine.request import Request
 from outrider_runtime.engine.scheduler import Chunk, Scheduler
-from outrider_runtime.errors import BadRequest, Refusal
-from outrider_runtime.kv.cache import KVCache, kv_bytes_per_block
-from outrider_runtime.kv.memory import cache_bytes
+from outrider_runtime.errors import BadRequest
+from outrider_runtime.kv.cache import KVCache
 from outrider_runtime.kv.prefix import PrefixCache
 from outrider_runtime.layers.batch import Span, make_batch
 from outrider_runtime.models.llama import LlamaForCausalLM
@@ -51,8 +50,8 @@ class Engine:
         """Modules are loaded and on their device. Without a draft, the method `draft-model` decodes plainly.
 
         `max_model_len` None is the config's, else the model's: prompt and generated tokens together. Raises
-        Refusal(DoesNotFit) when the KV cache cannot hold one request of that length, ValueError for a token budget
-        below the concurrency.
+        ValueError when the config's blocks do not hold one request of that length (models/memory.py plans them), or
+        its token budget not one token for each request.
         """
         self.config = config
         self.policy = config.policy
@@ -61,7 +60,9 @@ class Engine:
         self._eos_token_ids = frozenset(eos_token_ids)
         self._clock = clock
         block_size = config.cache.block_size
-        num_blocks = self._num_blocks(draft)
+        num_blocks = config.cache.num_blocks
+        if num_blocks is None or num_blocks * block_size < self.max_model_len:
+            raise ValueError(f"cache.num_blocks ({num_blocks}) must hold a context of {self.max_model_len} tokens")
         self._cache = KVCache(target.config, num_blocks, block_size, target.dtype, target.device)
         draft_cache = (
             None if draft is None else KVCache(draft.config, num_blocks, block_size, draft.dtype, draft.device)
@@ -238,32 +239,6 @@ class Engine:
             raise BadRequest(f"the prompt's token ids must be from 0 to {vocab_size - 1}", param="prompt")
         if message.params.max_tokens < 1:
             raise BadRequest(f"max_tokens must be at least 1, not {message.params.max_tokens}", param="max_tokens")
-
-    def _num_blocks(self, draft: LlamaForCausalLM | None) -> int:
-        """As configured, else what memory leaves, up to what `max_concurrency` full contexts need."""
-        cache, block_size = self.config.cache, self.config.cache.block_size
-        needed = -(-self.max_model_len // block_size)  # by one request of full length
-        if cache.num_blocks is not None:
-            num_blocks = cache.num_blocks
-        else:
-            models = [self._target] if draft is None else [self._target, draft]
-            bytes_each = sum(kv_bytes_per_block(model.config, block_size, model.dtype) for model in models)
-            free = cache_bytes(self._target.device, cache.memory_utilization, self._workspace_bytes())
-            num_blocks = min(needed * self.config.scheduler.max_concurrency, free // bytes_each)
-        if num_blocks < needed:
-            raise Refusal(
-                "DoesNotFit",
-                f"a context of {self.max_model_len} tokens needs {needed} KV blocks of {block_size} tokens, the cache "
-                f"has {num_blocks}; lower --max-model-len to {num_blocks * block_size} or give it more memory",
-            )
-        return num_blocks
-
-    def _workspace_bytes(self) -> int:
-        """The largest tensors of a step: logits of every row with two temporaries, and a layer's activations."""
-        model, scheduler = self._target.config, self.config.scheduler
-        rows = min(scheduler.max_batched_tokens, scheduler.max_concurrency * (1 + self.config.speculation.max_tokens))
-        activations = scheduler.max_batched_tokens * (4 * model.hidden_size + 3 * model.intermediate_size)
-        return 3 * 4 * rows * model.vocab_size + activations * self._target.dtype.itemsize
 
 
 def _row(request: Request, drafted: Sequence[int]) -> Row:

@@ -8,10 +8,6 @@ from torch import Tensor
 from outrider_runtime.models.config import ModelConfig
 
 
-def kv_bytes_per_block(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
-    return 2 * config.num_layers * block_size * config.num_kv_heads * config.head_dim * dtype.itemsize
-
-
 class KVCache:
     """Slot = block x block size + offset. Target and draft have one each, over the same block ids."""
 

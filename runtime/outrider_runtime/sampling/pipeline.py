@@ -15,7 +15,7 @@ from torch import Tensor
 from outrider_runtime.sampling.noise import gumbel
 from outrider_runtime.sampling.params import SamplingParams
 
-NOISE_AT_ONCE = 1 << 23  # elements of noise, which takes several temporaries of 8 bytes each
+LOGITS_AT_ONCE = 1 << 23  # elements; each takes several temporaries of up to 8 bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,16 +45,21 @@ class Row:
 
 def sample(logits: Tensor, rows: Sequence[Row], eos_token_ids: Collection[int] = ()) -> Tensor:
     """[rows, vocab] logits to [rows] token ids, int64, on the logits' device. The logits are left as they were."""
+    at_once = max(1, LOGITS_AT_ONCE // logits.shape[-1])
+    starts = range(0, len(rows), at_once)
+    parts = [_sample(logits[i : i + at_once], rows[i : i + at_once], eos_token_ids) for i in starts]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _sample(logits: Tensor, rows: Sequence[Row], eos_token_ids: Collection[int]) -> Tensor:
     logits = _without(_penalised(logits.to(torch.float32), rows), rows, eos_token_ids)
     drawn = [index for index, row in enumerate(rows) if row.params.temperature > 0]
-    tokens = logits.argmax(-1) if len(drawn) < len(rows) else None
-    if not drawn:
-        assert tokens is not None
-        return tokens
-    noisy = _drawn(logits if tokens is None else logits[_indices(drawn, logits)], [rows[index] for index in drawn])
-    if tokens is None:
-        return noisy
-    tokens[_indices(drawn, logits)] = noisy
+    if len(drawn) == len(rows):
+        return _drawn(logits, rows)
+    tokens = logits.argmax(-1)
+    if drawn:
+        members = _indices(drawn, logits)
+        tokens[members] = _drawn(logits[members], [rows[index] for index in drawn])
     return tokens
 
 
@@ -62,10 +67,7 @@ def _drawn(logits: Tensor, rows: Sequence[Row]) -> Tensor:
     logits = _truncated(logits / _column([row.params.temperature for row in rows], logits), rows)
     seeds = torch.tensor([_int64(row.seed) for row in rows], device=logits.device)
     positions = torch.tensor([row.position for row in rows], device=logits.device)
-    vocab_size = logits.shape[-1]
-    at_once = max(1, NOISE_AT_ONCE // vocab_size)
-    parts = zip(*(torch.split(each, at_once) for each in (logits, seeds, positions)), strict=True)
-    return torch.cat([(part + gumbel(seed, position, vocab_size)).argmax(-1) for part, seed, position in parts])
+    return (logits + gumbel(seeds, positions, logits.shape[-1])).argmax(-1)
 
 
 def _penalised(logits: Tensor, rows: Sequence[Row]) -> Tensor:
