@@ -27,7 +27,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         asyncio.run(_run(settings))
     except OutriderError as error:
-        logging.getLogger(__name__).error("giving up", extra={"error": str(error)})
+        logging.getLogger(__name__).error("giving up: %s", error)
         return 1
     return 0
 

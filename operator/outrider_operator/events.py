@@ -45,12 +45,12 @@ class Publisher:
             try:
                 await self._kube.create(waiting[0])
             except Unavailable as error:
-                log.warning("an event has to wait", extra={"object": str(key), "error": str(error)})
+                log.warning("an event has to wait: %s", error, extra={"object": str(key)})
                 return
             except OutriderError as error:
                 # a namespace that ends takes no events
                 level = logging.DEBUG if isinstance(error, NotFound) else logging.WARNING
-                log.log(level, "an event was refused", extra={"object": str(key), "error": str(error)})
+                log.log(level, "an event was refused: %s", error, extra={"object": str(key)})
             waiting.popleft()
         self._waiting.pop(key, None)
 

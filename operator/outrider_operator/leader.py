@@ -86,7 +86,7 @@ class Leader:
         except Conflict:
             return False
         except (OutriderError, TimeoutError) as error:
-            log.warning("the Lease could not be read or written", extra={"lease": self._name, "error": str(error)})
+            log.warning("the Lease could not be read or written: %s", error, extra={"lease": self._name})
             return False
         if held:
             self._renewed = started

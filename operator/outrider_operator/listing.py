@@ -43,28 +43,28 @@ class Lister:
         self._heard.add(kind)
 
     async def once(self) -> None:
-        """List every kind and look at every object anew. Raises OutriderError."""
+        """List every kind, and look at every object that turns out to have changed. Raises OutriderError."""
         for kind in self._kinds:
-            missed = sum([await self._list(kind, namespace) for namespace in self._namespaces])
+            missed = await self._list(kind)
             silent = missed and kind.name not in self._heard
             self._silent[kind.name] = self._silent.get(kind.name, 0) + 1 if silent else 0
         self._heard.clear()
         self._listed_at = self._clock()
 
     async def first(self) -> None:
-        """Until it has worked once: the CRD may be missing and the API server away."""
-        delay = 0.5
-        while True:
-            try:
-                await self.once()
-            except OutriderError as error:
-                hint = "; is the CRD installed?" if isinstance(error, NotFound) else ""
-                log.warning(f"cannot list yet{hint}", extra={"error": str(error)})
-                await asyncio.sleep(delay)
-                delay = min(delay * 2, 10.0)
-            else:
-                break
-        self._silent.clear()
+        """List each kind until it has worked once: the CRD may be missing and the API server away."""
+        for kind in self._kinds:
+            delay = 0.2
+            while True:
+                try:
+                    await self._list(kind)
+                    break
+                except OutriderError as error:
+                    hint = "; is the CRD installed?" if isinstance(error, NotFound) else ""
+                    log.warning("cannot list yet: %s%s", error, hint)
+                    await asyncio.sleep(delay)
+                    delay = min(delay * 2, 10.0)
+        self._listed_at = self._clock()
         for key in self._cache.models():
             self._queue.add(key)
 
@@ -74,7 +74,7 @@ class Lister:
             try:
                 await self.once()
             except OutriderError as error:
-                log.warning("listing failed; the watches go on", extra={"error": str(error)})
+                log.warning("listing failed, the watches go on: %s", error)
                 continue
             for key in self._cache.models():
                 self._queue.add_after(key, self._interval * _SPREAD * random.random())
@@ -91,14 +91,18 @@ class Lister:
             else ""
         )
 
-    async def _list(self, kind: Kind, namespace: str | None) -> int:
-        entries: list[Entry] = []
-        version = 0
-        async for page in self._kube.pages(kind.name, namespace):
-            version = version or page.version
-            entries += map(pack, page.items)
-        changes = self._cache.replace(kind.name, namespace, entries, version)
-        for key in changes.models:
-            if self._cache.get(MODEL, key) or kind.name == MODEL:
-                self._queue.add(key)
-        return changes.missed
+    async def _list(self, kind: Kind) -> int:
+        """Returns how many changes it showed that the cache did not know."""
+        missed = 0
+        for namespace in self._namespaces:
+            entries: list[Entry] = []
+            version = 0
+            async for page in self._kube.pages(kind.name, namespace):
+                version = version or page.version
+                entries += map(pack, page.items)
+            changes = self._cache.replace(kind.name, namespace, entries, version)
+            for key in changes.models:
+                if kind.name == MODEL or self._cache.get(MODEL, key):
+                    self._queue.add(key)
+            missed += changes.missed
+        return missed

@@ -37,13 +37,13 @@ class Teller:
             try:
                 self._rounds.told(key, pod.name, await self._put(pod, policy, token))
             except Unavailable as error:
-                log.debug("a pod could not be told its policy", extra={**context, "error": str(error)})
+                log.debug("a pod could not be told its policy: %s", error, extra=context)
                 return
             except Rejected as error:
                 if error.status == _UNAUTHORIZED:
                     continue
                 if self._refused.get(key) != policy.revision:
-                    log.warning("a pod refused its policy", extra={**context, "error": str(error)})
+                    log.warning("a pod refused its policy: %s", error, extra=context)
                 self._refused[key] = policy.revision
                 return
             else:

@@ -43,11 +43,10 @@ async def rig(installed: ControlPlane, account: Path, namespace: str) -> AsyncIt
         metrics_port=0,
         measure_seconds=0.2,
         retry_seconds=0.05,
-        retry_limit_seconds=1,
+        retry_limit_seconds=0.2,
     )
     rig = Rig(client, namespace, settings)
     try:
         yield rig
     finally:
         await rig.close()
-        await client.close()

@@ -35,6 +35,7 @@ CHILDREN = (
     ("PodDisruptionBudget", "{}"),
 )
 ADMIN_PORT = 8001
+CLOSING = 0.1  # seconds that TLS connections get to say goodbye before their loop is closed
 # a loopback network of this run's own: runs side by side must not share the admin port of an address
 _addresses = (f"127.{random.randint(1, 250)}.{random.randint(0, 250)}.{n}" for n in itertools.cycle(range(1, 250)))
 
@@ -139,7 +140,10 @@ class Operator:
         async def live() -> None:
             loop, stop = asyncio.get_running_loop(), asyncio.Event()
             self._tell = lambda: loop.call_soon_threadsafe(stop.set)
-            await program.run(self._settings, stop, wrap, self._watching.set)
+            try:
+                await program.run(self._settings, stop, wrap, self._watching.set)
+            finally:
+                await asyncio.sleep(CLOSING)
 
         self._ended = asyncio.ensure_future(asyncio.to_thread(asyncio.run, live()))
         await eventually(self._is_watching, "the operator watches", 30)
@@ -245,6 +249,7 @@ class Rig:
         self.client, self.namespace, self._settings = client, namespace, settings
         self._operators: list[Operator] = []
         self._has_account = False
+        self._session: aiohttp.ClientSession | None = None
 
     async def operator(self, *, settings: Mapping[str, Any] | None = None, **hooks: Any) -> Operator:
         changed = self._settings.model_copy(update=dict(settings or {}))
@@ -255,6 +260,14 @@ class Rig:
     async def close(self) -> None:
         for operator in self._operators:
             await operator.stop()
+        if self._session:
+            await self._session.close()
+        await self.client.close()
+        await asyncio.sleep(CLOSING)
+
+    def forget(self, operator: Operator) -> None:
+        """One that ended by itself, as it should."""
+        self._operators.remove(operator)
 
     async def create(self, body: dict[str, Any]) -> dict[str, Any]:
         """As a user would: not with our field manager."""
@@ -362,12 +375,12 @@ class Rig:
         credentials = await self.client.credentials()
         context = ssl.create_default_context(cafile=credentials.ca_file)
         headers = {"Authorization": credentials.authorization, "Content-Type": content_type}
-        async with (
-            aiohttp.ClientSession() as session,
-            session.request(
-                method, f"{credentials.server}{path}", data=json.dumps(body), headers=headers, ssl=context
-            ) as answer,
-        ):
-            data = await answer.json()
-            assert answer.status < 300, data
-            return dict(data)
+        data = json.dumps(body)
+        if self._session is None:
+            self._session = aiohttp.ClientSession()
+        async with self._session.request(
+            method, f"{credentials.server}{path}", data=data, headers=headers, ssl=context
+        ) as answer:
+            result = await answer.json()
+            assert answer.status < 300, result
+            return dict(result)
