@@ -87,6 +87,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"cluster: {error}", file=sys.stderr)
         return 1
     except OSError as error:
+        if arguments.command == "_node":
+            raise  # its log is read by who looks for a fault
         print(f"cluster: {error.strerror or error}: {error.filename or 'see above'}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from . import components
@@ -24,6 +25,14 @@ OWN_FOLDERS = ("/var/lib/kubelet", "/var/lib/cni", "/var/log/pods", "/var/log/co
 COVERED_SYSCTLS = ("vm/overcommit_memory", "vm/panic_on_oom", "kernel/panic", "kernel/panic_on_oops",
                    "kernel/keys/root_maxkeys", "kernel/keys/root_maxbytes")  # fmt: skip
 RESTART_DELAY = 1.0  # seconds
+
+
+@dataclass(frozen=True)
+class Child:
+    """A component that runs. It holds the Popen, which once forgotten would reap the process behind our back."""
+
+    name: str
+    process: subprocess.Popen[bytes]
 
 
 def run(place: Place, network: Network, binaries: Path) -> None:
@@ -67,7 +76,7 @@ def _supervise(place: Place, network: Network, binaries: Path) -> None:
         for name, arguments in components.arguments(place, network).items()
     }
     start_at = dict.fromkeys(commands, 0.0)
-    running: dict[int, str] = {}
+    running: dict[int, Child] = {}
     stopping = False
 
     def on_term(*_: object) -> None:
@@ -82,18 +91,20 @@ def _supervise(place: Place, network: Network, binaries: Path) -> None:
             if name in components.NEED_API and not _api_listens():
                 continue
             del start_at[name]
-            running[_start(commands[name], place.logs / f"{name}.log")] = name
+            process = _start(commands[name], place.logs / f"{name}.log")
+            running[process.pid] = Child(name, process)
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)  # also reaps what the container shims leave behind
         except ChildProcessError:
             pid, status = 0, 0
         if pid in running:
-            name = running.pop(pid)
-            code = os.waitstatus_to_exitcode(status)
-            print(f"{time.strftime('%H:%M:%S')} {name} ended with {code}", flush=True)
-            start_at[name] = time.monotonic() + RESTART_DELAY
-            for follower in [p for p, other in running.items() if other in components.FOLLOWERS.get(name, ())]:
-                os.kill(follower, signal.SIGKILL)
+            ended = running.pop(pid)
+            ended.process.returncode = os.waitstatus_to_exitcode(status)
+            print(f"{time.strftime('%H:%M:%S')} {ended.name} ended with {ended.process.returncode}", flush=True)
+            start_at[ended.name] = time.monotonic() + RESTART_DELAY
+            for child in running.values():
+                if child.name in components.FOLLOWERS.get(ended.name, ()):
+                    os.kill(child.process.pid, signal.SIGKILL)
         elif not pid:
             time.sleep(0.05)
 
@@ -103,12 +114,11 @@ def _api_listens() -> bool:
         return client.connect_ex(("127.0.0.1", components.API_PORT)) == 0
 
 
-def _start(command: list[str], log: Path) -> int:
+def _start(command: list[str], log: Path) -> subprocess.Popen[bytes]:
     with log.open("ab") as output:
-        process = subprocess.Popen(
+        return subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd="/", start_new_session=True
         )
-    return process.pid
 
 
 def _do(*command: object) -> None:

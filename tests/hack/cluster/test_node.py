@@ -149,7 +149,8 @@ def test_pods_serve_on_and_the_cluster_works_after_any_component_is_killed(clust
     with requests_all_the_time(service) as failed:
         for component in ("kubelet", "kube-proxy", "containerd", "kube-apiserver", "etcd"):
             cluster.do("kill", component, "KILL")
-        assert poll(lambda: not cluster.run("kubectl", "get", "--raw", "/readyz").returncode, 60, interval=0.5)
+        ready = poll(lambda: not cluster.run("kubectl", "get", "--raw", "/readyz").returncode, 60, interval=0.5)
+        assert ready, (cluster.place.logs / "node.log").read_text()
     assert failed == []
     assert poll(lambda: not cluster.run("kubectl", "rollout", "restart", "deploy/web").returncode, 30)
     cluster.kubectl("rollout", "status", "deploy/web", "--timeout=90s")
