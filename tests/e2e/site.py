@@ -19,6 +19,7 @@ from demo.steps import ROOT, Step
 T = TypeVar("T")
 
 NAME = "chat"
+DRAIN = 2  # seconds that a leaving pod's streams may run on
 SAMPLE = ROOT / "manifests/samples/demo.yaml"
 
 
@@ -45,6 +46,7 @@ class Site:
         obj = yaml.safe_load(SAMPLE.read_text())
         obj["metadata"] = {"name": name, "namespace": self.kubectl.namespace}
         obj["spec"]["resources"]["requests"] = {"cpu": "100m", "memory": "1Gi"}
+        obj["spec"]["rollout"] = {"drainTimeoutSeconds": DRAIN}
         change(obj["spec"])
         # server-side, so that a field left out now is taken back, also when another test had set it
         self.kubectl("apply", "--server-side", "--force-conflicts", "--filename", "-", stdin=json.dumps(obj))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from tests.e2e.site import NAME, Site, poll, ready
 
 from demo.kubectl import condition
+from demo.steps import StepError
 
 pytestmark = pytest.mark.node
 
@@ -34,8 +37,13 @@ def test_explain_documents_the_fields(site: Site) -> None:
 
 
 def test_an_invalid_object_is_refused_with_the_field_and_the_fix(site: Site) -> None:
-    with pytest.raises(Exception, match=r"draft is required with method DraftModel: set draft\.uri"):
-        site.apply("wrong", lambda spec: spec["speculativeDecoding"].update(method="DraftModel", draft=None))
+    def without_draft(spec: dict[str, Any]) -> None:
+        spec["speculativeDecoding"] = {"method": "DraftModel"}
+
+    with pytest.raises(StepError, match=r"draft is required with method DraftModel: set draft\.uri"):
+        site.apply("wrong", without_draft)
+    with pytest.raises(StepError, match=r"spec\.speculation: field not declared"):
+        site.apply("wrong", lambda spec: spec.update(speculation={}))
 
 
 def test_suspend_takes_the_pods_and_keeps_the_object_and_its_service(served: Site) -> None:
