@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from outrider_operator import labels
-from outrider_operator.cache import Cache, Entry, Key, pack
+from outrider_operator.cache import Cache, Entry, Key
 from outrider_operator.drift import differences
 from outrider_operator.errors import NotFound, Rejected, Unavailable
 from outrider_operator.kube import Kube
@@ -22,9 +22,9 @@ Rendered = Mapping[str, Any]
 class Applier:
     def __init__(self, kube: Kube, cache: Cache) -> None:
         self._kube, self._cache = kube, cache
-        # what the server made of our last apply where that is not what we sent (an admission webhook has its own
-        # mind): sending the same again would change nothing, for ever
-        self._settled: dict[tuple[str, Key], tuple[str, int]] = {}
+        # the hash last sent for each child, and the version the server made of it: while that version stands the
+        # child is as we left it, even where an admission webhook has its own mind about it
+        self._sent: dict[tuple[str, Key], tuple[str, int]] = {}
 
     async def conflicts(self, model: Model, children: Sequence[Rendered]) -> tuple[str, ...]:
         """Names among the children's that somebody else holds. Objects the watches do not show are asked for.
@@ -61,12 +61,14 @@ class Applier:
                 continue
 
     def forget(self, model: Key) -> None:
-        for place in [place for place in self._settled if place[1].namespace == model.namespace]:
+        for place in [place for place in self._sent if place[1].namespace == model.namespace]:
             if self._cache.get(*place) is None:
-                del self._settled[place]
+                del self._sent[place]
 
     async def _owner(self, model: Model, child: Rendered) -> str | None:
         live = self._live(child)
+        if live is not None and live.controller == model.uid:
+            return None
         if live is not None:
             body = live.body
         else:
@@ -88,11 +90,11 @@ class Applier:
         return self._cache.get(child["kind"], Key(metadata["namespace"], metadata["name"]))
 
     def _in_step(self, child: Rendered, live: Entry) -> bool:
+        if self._sent.get((live.kind, live.key)) == (_hash(child), live.version):
+            return True
         body = live.body
         if "deletionTimestamp" in body["metadata"]:
             return True  # nothing to repair in it; when it is gone it is made anew
-        if self._settled.get((live.kind, live.key)) == (_hash(child), live.version):
-            return True
         changed = differences(child, body)
         if changed and _hash(body) == _hash(child):
             log.info(
@@ -114,12 +116,9 @@ class Applier:
             await self._kube.overwrite({part: value for part, value in body.items() if part != "status"})
             answer = await self._kube.apply(body)
         self._cache.put(answer)
-        entry = pack(answer)
-        place = (entry.kind, entry.key)
-        if differences(child, entry.body):
-            self._settled[place] = (_hash(child), entry.version)
-        else:
-            self._settled.pop(place, None)
+        metadata = answer["metadata"]
+        place = (str(answer["kind"]), Key(metadata["namespace"], metadata["name"]))
+        self._sent[place] = (_hash(child), int(metadata["resourceVersion"]))
 
 
 def _hash(body: Rendered) -> str:

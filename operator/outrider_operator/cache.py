@@ -33,6 +33,7 @@ class Entry:
     uid: str
     version: int
     model: Key
+    controller: str  # uid of the owner that controls it, or empty
     packed: str
 
     @property
@@ -167,7 +168,8 @@ def pack(body: Mapping[str, Any]) -> Entry:
         key if kind == MODEL else Key(key.namespace, metadata.get("labels", {}).get(labels.MODEL) or _owner(metadata))
     )
     packed = json.dumps(kept, separators=(",", ":"), ensure_ascii=False)
-    return Entry(kind, key, metadata["uid"], int(metadata["resourceVersion"]), model, packed)
+    controller = next((str(o["uid"]) for o in metadata.get("ownerReferences", ()) if o.get("controller")), "")
+    return Entry(kind, key, metadata["uid"], int(metadata["resourceVersion"]), model, controller, packed)
 
 
 def _metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
