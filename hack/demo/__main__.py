@@ -35,7 +35,8 @@ def main(arguments: list[str]) -> int:
         ask(url)
         copy(ngram_url)
         saturate(kubectl, url)
-    print(AFTERWORD.format(elapsed=elapsed(time.monotonic() - began)))
+    remove = REMOVE_LOCAL if cluster.local else REMOVE_FOREIGN
+    print(AFTERWORD.format(elapsed=elapsed(time.monotonic() - began), remove=remove))
     return 0
 
 
@@ -44,11 +45,9 @@ def prepare(cluster: Cluster) -> None:
     with step("disk", ["df -h"]):
         check_space()
     with step("cluster", ["hack/cluster/cluster status", "the logs that the message names"]) as now:
-        cluster.up(now)
-        now.done("up: the node is Ready, Services and DNS answer")
+        now.done(cluster.up(now))
     with step("images", ["hack/image/buildah images", "df -h"]) as now:
-        images.bring(now, cluster)
-        now.done("built and on the node")
+        now.done(images.bring(now, cluster))
     look_at = [
         f"{KUBECTL} -n {install.NAMESPACE} describe pods",
         f"{KUBECTL} -n {install.NAMESPACE} logs {install.OPERATOR}",
@@ -148,6 +147,7 @@ def saturate(kubectl: Kubectl, url: str) -> None:
             story.until(now, "Suspended", lambda obj: speculation(obj) == ("Suspended", "Saturated"), 90)
         story.until(now, "Active again", lambda obj: speculation(obj)[0] == "Active", 90)
     print(f"\n  requests of the load: {dict(load.outcomes) or 'all cancelled when it ended'}")
+    print(f"\n$ kubectl events --for specm/demo\n{kubectl('events', '--for', 'specm/demo')}")
 
 
 AFTERWORD = """
@@ -157,7 +157,9 @@ Done in {elapsed}. To look around:
   hack/cluster/cluster kubectl explain specm.spec.speculativeDecoding
   hack/cluster/cluster kubectl edit specm demo          # toggles and thresholds restart nothing
 To remove it:
-  make down                                             # images and caches stay: the next demo is quick"""
+  {remove}"""
+REMOVE_LOCAL = "make down                   # images and caches stay: the next demo is quick"
+REMOVE_FOREIGN = "kubectl delete specm demo demo-ngram; kubectl delete -k manifests/install"
 
 
 if __name__ == "__main__":

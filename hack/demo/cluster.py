@@ -32,13 +32,14 @@ class Cluster:
     kubectl: Kubectl
     local: bool
 
-    def up(self, step: Step) -> None:
+    def up(self, step: Step) -> str:
+        """Start it unless it runs; says in words what there is."""
         if not self.local:
-            step.say(f"using the current context, {self.kubectl('config', 'current-context').strip()}")
-            return
+            return f"using the current context, {self.kubectl('config', 'current-context').strip()}"
         step.run(PROGRAM, "packages")
         step.run(PROGRAM, "build")
         step.run(PROGRAM, "up")
+        return "up: the node is Ready, Services and DNS answer"
 
     def load(self, image: str, step: Step) -> None:
         """Bring an image to the node; a foreign cluster must be able to pull it."""
@@ -56,7 +57,9 @@ class Cluster:
             free_port.bind(("127.0.0.1", 0))
             port = free_port.getsockname()[1]
         forward = subprocess.Popen(
-            kubectl.command("port-forward", f"service/{service}", f"{port}:80"), stdout=subprocess.DEVNULL
+            kubectl.command("port-forward", f"service/{service}", f"{port}:80"),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,  # it reports every connection that a client closes
         )
         try:
             _wait_for_port(port, forward)

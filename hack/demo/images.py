@@ -28,15 +28,15 @@ def identity(image: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
-def bring(step: Step, cluster: Cluster) -> None:
+def bring(step: Step, cluster: Cluster) -> str:
     """Build and load both images into a local cluster; a foreign one pulls OPERATOR_IMAGE and RUNTIME_IMAGE."""
     if not cluster.local:
-        step.say(f"using {OPERATOR} and {RUNTIME}: the cluster must be able to pull them")
-        return
+        return f"using {OPERATOR} and {RUNTIME}: the cluster must be able to pull them"
     for target, image in IMAGES.items():
         build(step, target)
         cluster.load(image, step)
     (HOME.root / "demo/loaded").touch()
+    return "built and on the node"
 
 
 def replace_stale_pods(kubectl: Kubectl, selector: str, image: str) -> int:

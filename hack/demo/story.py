@@ -31,6 +31,8 @@ class Story:
             now = (*speculation(obj), ready.get("status", ""), ready.get("reason", ""))
             if now != self._last:
                 self._row(header=not self._last)
+                if now[:2] != self._last[:2]:
+                    self._why(obj)
                 self._last = now
         return obj
 
@@ -47,7 +49,12 @@ class Story:
 
     def _row(self, *, header: bool) -> None:
         lines = self._kubectl("get", "specm", self._name).rstrip().splitlines()
-        elapsed = f"{time.monotonic() - self._began:5.0f} s  "
+        elapsed = f"{time.monotonic() - self._began:5.0f} s  "  # nine wide
         if header:
-            self._tell(" " * len(elapsed) + lines[0])
+            self._tell(f"{'':9}{lines[0]}")
         self._tell(elapsed + lines[-1])
+
+    def _why(self, obj: Object) -> None:
+        found = condition(obj, "SpeculationActive")
+        if found.get("message"):
+            self._tell(f"{'':9}{found['reason']}: {found['message']}")
