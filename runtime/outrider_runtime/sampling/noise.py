@@ -24,8 +24,10 @@ def gumbel(seeds: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
 
 def random_words(seeds: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
     """The uniform 32-bit words beneath the noise, [rows, vocab] int64."""
-    row = _mix(_mix(_mix(seeds & _WORD) ^ ((seeds >> 32) & _WORD)) ^ (positions & _WORD))
-    other = _mix(row ^ _GOLDEN)  # a second word, since two of so many rows may well share their first
+    row = _mix(_mix(_mix((seeds & _WORD) ^ _GOLDEN) ^ ((seeds >> 32) & _WORD)) ^ (positions & _WORD))
+    # A second word, since two of many rows may share their first. Mixed twice: if it were near mix(row + golden), the
+    # second token's noise would be extreme in one row of a million.
+    other = _mix(_mix(row ^ _GOLDEN))
     words = torch.arange(vocab_size, dtype=torch.int64, device=seeds.device).mul_(_GOLDEN)
     words = words.unsqueeze(0).add(row.unsqueeze(1)).bitwise_and_(_WORD)
     return _mix(_mix(words).bitwise_xor_(other.unsqueeze(1)))

@@ -1,0 +1,56 @@
+"""Paged, grouped, padded attention is plain attention over each request's own tokens."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from outrider_runtime.layers.attention import AttentionShape, attend
+from outrider_runtime.layers.batch import Span, make_batch
+
+KV_HEADS, SHARED, DIM = 2, 3, 8
+spans = st.lists(st.tuples(st.integers(1, 40), st.integers(0, 300)), min_size=1, max_size=6)
+
+
+def plainly(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, start: int, window: int | None):
+    """One request: [queries, heads, dim] over [context, kv heads, dim], in double precision."""
+    keys, values = (each.double().repeat_interleave(SHARED, dim=1) for each in (keys, values))
+    scores = torch.einsum("qhd,khd->hqk", query.double(), keys) * DIM**-0.5
+    distance = (start + torch.arange(len(query))).unsqueeze(1) - torch.arange(len(keys))
+    unseen = (distance < 0) | (distance >= (window or 10_000))
+    weights = scores.masked_fill(unseen, -torch.inf).softmax(-1)
+    return torch.einsum("hqk,khd->qhd", weights, values).float()
+
+
+@settings(max_examples=60)
+@given(
+    spans=spans, block_size=st.sampled_from([1, 4, 16]), window=st.sampled_from([None, 1, 7]), seed=st.integers(0, 9)
+)
+def test_whatever_the_lengths(spans, block_size, window, seed):
+    generator = torch.Generator().manual_seed(seed)
+    counts = [-(-(start + length) // block_size) for length, start in spans]
+    order = torch.randperm(sum(counts) + 2, generator=generator).tolist()
+    arrays = torch.randn(2, len(order) * block_size, KV_HEADS, DIM, generator=generator)
+    members = []
+    for (length, start), count in zip(spans, counts, strict=True):
+        members.append(Span([0] * length, start, [order.pop() for _ in range(count)]))
+    batch = make_batch(members, block_size, "cpu", AttentionShape(SHARED, window, torch.float32))
+    query = torch.randn(len(batch.positions), KV_HEADS * SHARED, DIM, generator=generator)
+    attended = attend(query, *arrays, batch.attention, DIM**-0.5)
+    parts = zip(
+        members, *(each.split([len(span.token_ids) for span in members]) for each in (query, attended)), strict=True
+    )
+    for span, own_query, own in parts:
+        slots = torch.tensor([block * block_size + i for block in span.blocks for i in range(block_size)])[: span.end]
+        expected = plainly(own_query, arrays[0][slots], arrays[1][slots], span.start, window)
+        torch.testing.assert_close(own, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_slots_follow_the_block_table():
+    shape = AttentionShape(SHARED, None, torch.float32)
+    batch = make_batch([Span([5, 6, 7], 3, [9, 2]), Span([8], 0, [4])], 4, "cpu", shape)
+    assert batch.token_ids.tolist() == [5, 6, 7, 8]
+    assert batch.positions.tolist() == [3, 4, 5, 0]
+    assert batch.slots.tolist() == [39, 8, 9, 16]
+    assert batch.block_tables.tolist() == [[9, 2], [4, 0]]

@@ -1,0 +1,133 @@
+"""Sampling follows the distribution that penalties, temperature, top-k and top-p leave, row by row."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from outrider_runtime.sampling.noise import gumbel
+from outrider_runtime.sampling.params import SamplingParams
+from outrider_runtime.sampling.pipeline import Row, sample
+
+VOCAB = 12
+EOS = (2,)
+PLAIN = SamplingParams(max_tokens=10)
+GREEDY = replace(PLAIN, temperature=0.0)
+
+
+def expected_distribution(logits: list[float], row: Row) -> list[float]:
+    """One row, in plain Python, from the definitions."""
+    params = row.params
+    generated = [*row.tokens[row.prompt_length :], *row.drafted]
+    for token in {*row.tokens, *row.drafted}:
+        penalty = params.repetition_penalty
+        logits[token] = logits[token] / penalty if logits[token] > 0 else logits[token] * penalty
+    for token in set(generated):
+        logits[token] -= params.frequency_penalty * generated.count(token) + params.presence_penalty
+    if len(generated) < params.min_tokens:
+        for token in {*params.stop_token_ids, *(() if params.ignore_eos else EOS)}:
+            logits[token] = -math.inf
+    weights = [math.exp(value / params.temperature) for value in logits]
+    order = sorted(range(VOCAB), key=lambda token: -weights[token])
+    if params.top_k:
+        order = order[: params.top_k]
+    total = sum(weights[token] for token in order)
+    kept, mass = [], 0.0
+    for token in order:
+        if kept and mass / total >= params.top_p:
+            break
+        kept.append(token)
+        mass += weights[token]
+    return [weights[token] / mass if token in kept else 0.0 for token in range(VOCAB)]
+
+
+CASES = {
+    "softmax": PLAIN,
+    "warm": replace(PLAIN, temperature=1.7),
+    "cold": replace(PLAIN, temperature=0.4),
+    "top-k": replace(PLAIN, top_k=4),
+    "top-k of more than there are": replace(PLAIN, top_k=100),
+    "top-p": replace(PLAIN, top_p=0.7),
+    "top-p of next to nothing": replace(PLAIN, top_p=1e-9),
+    "top-k, then top-p": replace(PLAIN, top_k=5, top_p=0.8, temperature=1.5),
+    "penalties": replace(PLAIN, frequency_penalty=0.7, presence_penalty=-0.5, repetition_penalty=1.4),
+    "penalties, then the rest": replace(PLAIN, frequency_penalty=0.9, top_k=6, top_p=0.9, temperature=0.8),
+    "min_tokens": replace(PLAIN, min_tokens=9, stop_token_ids=(3, 4)),
+    "min_tokens, EOS ignored": replace(PLAIN, min_tokens=9, stop_token_ids=(3, 4), ignore_eos=True),
+    "min_tokens reached": replace(PLAIN, min_tokens=5, stop_token_ids=(3, 4)),
+}
+LOGITS = [1.5 * math.sin(5 * token + 1) for token in range(VOCAB)]
+TEXT = [5, 6, 7, 8, 5, 5]
+DRAFTED = [1, 8]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_draws_follow_the_distribution(case):
+    """Chi-squared over 20,000 seeds, at p = 0.0001."""
+    draws = 20_000
+    rows = [Row(CASES[case], seed, TEXT, 3, DRAFTED) for seed in range(draws)]
+    tokens = sample(torch.tensor(LOGITS).expand(draws, -1), rows, EOS)
+    observed = torch.bincount(tokens, minlength=VOCAB).tolist()
+    expected = [draws * share for share in expected_distribution(list(LOGITS), rows[0])]
+    possible = [token for token in range(VOCAB) if expected[token] > 0]
+    assert sum(observed[token] for token in possible) == draws
+    statistic = sum((observed[token] - expected[token]) ** 2 / expected[token] for token in possible)
+    degrees = len(possible) - 1
+    # Wilson and Hilferty's normal approximation of the quantile
+    bound = degrees * (1 - 2 / (9 * degrees) + 3.72 * math.sqrt(2 / (9 * degrees))) ** 3 if degrees else 0
+    assert statistic <= bound
+
+
+def test_the_token_is_the_one_that_maximises_log_probability_and_noise():
+    logits = torch.randn(50, VOCAB, generator=torch.Generator().manual_seed(0))
+    rows = [Row(PLAIN, 7, list(range(1, 2 + index)), 1) for index in range(50)]
+    noise = gumbel(torch.full((50,), 7), torch.tensor([row.position for row in rows]), VOCAB)
+    assert torch.equal(sample(logits, rows), (logits.log_softmax(-1) + noise).argmax(-1))
+
+
+def test_greedy_takes_the_likeliest_whatever_top_k_and_top_p_say():
+    logits = torch.tensor([LOGITS])
+    best = max(range(VOCAB), key=lambda token: LOGITS[token])
+    for params in (GREEDY, replace(GREEDY, top_k=3), replace(GREEDY, top_p=0.1, seed=3)):
+        assert sample(logits, [Row(params, 3, TEXT, 3)]).tolist() == [best]
+
+
+def test_penalties_see_the_drafts_before_a_position():
+    """The likeliest token is drafted once: behind that draft it is penalised, before it not."""
+    logits = torch.tensor([[3.0, 2.0, 1.0]]).expand(2, -1)
+    params = replace(GREEDY, presence_penalty=1.5)
+    rows = [Row(params, 0, [2], 1, drafted) for drafted in ([], [0])]
+    assert sample(logits, rows).tolist() == [0, 1]
+
+
+def test_logits_are_left_as_they_were():
+    logits = torch.tensor([LOGITS, LOGITS])
+    before = logits.clone()
+    sample(logits, [Row(CASES["penalties"], 1, TEXT, 3), Row(CASES["min_tokens"], 1, TEXT, 3)], EOS)
+    assert torch.equal(logits, before)
+
+
+rows_of_any_kind = st.builds(
+    Row,
+    params=st.sampled_from([*CASES.values(), GREEDY, replace(GREEDY, frequency_penalty=1.0)]),
+    seed=st.integers(-(2**70), 2**70),
+    tokens=st.lists(st.integers(0, VOCAB - 1), min_size=2, max_size=9),
+    prompt_length=st.just(2),
+    drafted=st.lists(st.integers(0, VOCAB - 1), max_size=3),
+)
+
+
+@settings(max_examples=60)
+@given(rows=st.lists(rows_of_any_kind, min_size=1, max_size=6), at_once=st.sampled_from([1, 30, 1 << 23]))
+def test_no_row_depends_on_its_neighbours(rows, at_once):
+    logits = torch.randn(len(rows), VOCAB, generator=torch.Generator().manual_seed(1)) * 2
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("outrider_runtime.sampling.pipeline.LOGITS_AT_ONCE", at_once)
+        together = sample(logits, rows, EOS).tolist()
+    alone = [int(sample(logits[index : index + 1], [row], EOS)) for index, row in enumerate(rows)]
+    assert together == alone
