@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 from localcluster.controlplane import ControlPlane
-from tests.cluster.operator_rig import Rig
+from tests.cluster.operator_rig import SYSTEM, Rig
 
 from outrider_operator.kube import Client, load
 from outrider_operator.settings import Settings
 
 INSTALL = Path(__file__).parents[2] / "manifests" / "install"
-SYSTEM = "outrider-system"
 
 
 @pytest.fixture(scope="session")

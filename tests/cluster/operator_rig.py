@@ -34,6 +34,7 @@ CHILDREN = (
     ("Service", "{}"),
     ("PodDisruptionBudget", "{}"),
 )
+SYSTEM = "outrider-system"  # the namespace of manifests/install
 ADMIN_PORT = 8001
 CLOSING = 0.1  # seconds that TLS connections get to say goodbye before their loop is closed
 # a loopback network of this run's own: runs side by side must not share the admin port of an address
