@@ -154,7 +154,7 @@ def test_what_repeats_is_drafted_from_itself():
 CHOICES = [PARAMS[name] for name in ("greedy", "sampled", "greedy with penalties", "stop tokens")]
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     method=st.sampled_from(sorted(METHODS)),
     blocks=st.integers(24, 60),
