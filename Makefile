@@ -6,7 +6,7 @@ PYTHON ?= python3
 VENV := $(OUTRIDER_HOME)/venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help venv lint test test-unit test-runtime test-cluster test-e2e demo down images crds docs lock \
+.PHONY: help venv lint test test-unit test-runtime test-cluster test-node test-e2e demo down images crds docs lock \
         soak bench-operator clean
 
 help:            ## this list
@@ -21,7 +21,7 @@ down:            ## remove the local cluster; images, models and caches stay
 test:            ## everything, from a fresh machine on; one closing line
 	@$(PYTHON) hack/run_tests.py
 
-test-unit test-runtime test-cluster test-e2e: ## one part of it
+test-unit test-runtime test-cluster test-node test-e2e: ## one part of it
 	@$(PYTHON) hack/run_tests.py $(@:test-%=%)
 
 lint:            ## ruff, mypy --strict, import-linter

@@ -48,6 +48,7 @@ class Part:
     name: str
     budget: float
     paths: tuple[str, ...] = ()
+    marks: str = "not node"  # pytest's -m; soak and gpu tests are left out everywhere
     needs: tuple[tuple[str | Path, ...], ...] = ()
 
 
@@ -68,11 +69,14 @@ class Count:
 
 PARTS = (
     Part("lint", 60),
-    Part("unit", 120, ("tests/operator", "tests/contract", "tests/hack")),
-    Part("runtime", 300, ("tests/runtime",), ((BIN / "python", "hack/demo_models.py"),)),
-    Part("cluster", 120, ("tests/cluster",), ((CLUSTER, "build"),)),
-    Part("e2e", 240, ("tests/e2e",), ((CLUSTER, "build"), (BIN / "python", "-m", "demo", "prepare"))),
+    Part("unit", 120, ("tests/operator", "tests/contract", "tests/hack"), needs=((CLUSTER, "build"),)),
+    Part("runtime", 300, ("tests/runtime",), needs=((BIN / "python", "hack/demo_models.py"),)),
+    Part("cluster", 120, ("tests/cluster",), needs=((CLUSTER, "build"),)),
+    Part("node", 120, ("tests/hack",), "node", ((CLUSTER, "build"), ("hack/image/packages",))),
+    Part("e2e", 240, ("tests/e2e",), "node", ((CLUSTER, "build"), (BIN / "python", "-m", "demo", "prepare"))),
 )
+BACKGROUND = ((CLUSTER, "packages"), (CLUSTER, "build", "--background"))
+IMAGES = ((BIN / "python", "-m", "demo", "images"),)
 
 
 def main(names: list[str]) -> int:
@@ -80,19 +84,19 @@ def main(names: list[str]) -> int:
         print(f"no such part: {', '.join(sorted(unknown))}; there are {', '.join(p.name for p in PARTS)}")
         return 2
     parts = [part for part in PARTS if not names or part.name in names]
-    if any(part.name == "e2e" for part in parts):
-        try:
-            check_space()
-        except StepError as error:
-            print(error)
-            return 1
-    if any((CLUSTER, "build") in part.needs for part in parts):
-        # Minutes of compiling on a new machine: it goes on beside the parts that need no cluster.
-        subprocess.run([CLUSTER, "packages"], cwd=ROOT, check=True)
-        subprocess.run([CLUSTER, "build", "--background"], cwd=ROOT, check=True)
-    if not prepare("environment", ((ROOT / "hack/venv",),)):
-        return 1
+    wanted = {part.name for part in parts}
     os.environ |= ENVIRONMENT
+    try:
+        if "e2e" in wanted:
+            check_space()
+    except StepError as error:
+        print(error)
+        return 1
+    # Minutes of compiling on a new machine: it goes on beside the downloads and image builds.
+    if any((CLUSTER, "build") in part.needs for part in parts) and not prepare("cluster", BACKGROUND):
+        return 1
+    if not prepare("environment", (("hack/venv",),)) or not prepare("images", IMAGES if "e2e" in wanted else ()):
+        return 1
 
     total, lines = Count(), []
     was_up = node_is_up()
@@ -149,7 +153,16 @@ def pytest(part: Part) -> Count:
     paths = [path for path in part.paths if (ROOT / path).is_dir()]
     with tempfile.TemporaryDirectory() as scratch:
         report = Path(scratch) / "report.xml"
-        command = (BIN / "python", "-m", "pytest", "-q", "-m", "not soak and not gpu", "--junitxml", report)
+        command = (
+            BIN / "python",
+            "-m",
+            "pytest",
+            "-q",
+            "-m",
+            f"({part.marks}) and not soak and not gpu",
+            "--junitxml",
+            report,
+        )
         code = subprocess.run((*command, *paths), cwd=ROOT, check=False).returncode
         count = read(report) if report.exists() else Count()
     # A crash, an internal error and "no tests ran" leave no failure in the report but a code.

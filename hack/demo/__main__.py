@@ -1,4 +1,5 @@
-"""The demo, in the order it is told. `python -m demo prepare` stops where the tests on the node begin."""
+"""The demo, in the order it is told. For the tests, `python -m demo images` only builds, and `prepare` stops where
+they begin."""
 
 from __future__ import annotations
 
@@ -18,6 +19,7 @@ from .story import Story, speculation
 
 SAMPLES = ROOT / "manifests/samples"
 OBJECTS = {"demo": SAMPLES / "demo.yaml", "demo-ngram": SAMPLES / "demo-ngram.yaml"}
+LOOK_AT_IMAGES = ["hack/image/buildah images", "df -h"]
 IN_FLIGHT = 8  # requests of the load: twice the demo object's disableAtConcurrency
 KUBECTL = "hack/cluster/cluster kubectl"
 OPERATOR_LOGS = f"{KUBECTL} -n {install.NAMESPACE} logs {install.OPERATOR}"
@@ -26,6 +28,11 @@ OPERATOR_LOGS = f"{KUBECTL} -n {install.NAMESPACE} logs {install.OPERATOR}"
 def main(arguments: list[str]) -> int:
     began = time.monotonic()
     cluster = choose()
+    if arguments == ["images"]:
+        with step("images", LOOK_AT_IMAGES) as now:
+            images.build(now)
+            now.done("built")
+        return 0
     prepare(cluster)
     if arguments == ["prepare"]:
         return 0
@@ -46,7 +53,7 @@ def prepare(cluster: Cluster) -> None:
         check_space()
     with step("cluster", ["hack/cluster/cluster status", "the logs that the message names"]) as now:
         now.done(cluster.up(now))
-    with step("images", ["hack/image/buildah images", "df -h"]) as now:
+    with step("images", LOOK_AT_IMAGES) as now:
         now.done(images.bring(now, cluster))
     look_at = [
         f"{KUBECTL} -n {install.NAMESPACE} describe pods",
