@@ -12,8 +12,8 @@ VENV := $(OUTRIDER_HOME)/venv/bin
 help:            ## this list
 	@sed -n 's/^\([a-z0-9 -]*\):.*## /  make \1\t/p' Makefile | expand -t 60
 
-demo: venv       ## cluster, images, model, one question answered speculatively, and the story in status
-	@$(VENV)/python -m demo
+demo:            ## cluster, images, model, one question answered speculatively, and the story in status
+	@$(PYTHON) -m demo.cluster && hack/venv && $(VENV)/python -m demo
 
 down:            ## remove the local cluster; images, models and caches stay
 	@hack/cluster/cluster down

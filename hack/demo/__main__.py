@@ -11,7 +11,7 @@ from localcluster.progress import elapsed
 
 from . import chat, images, install, models
 from .chat import Answer
-from .cluster import Cluster, check_space, choose
+from .cluster import Cluster, choose
 from .kubectl import Kubectl, is_true, stands_at
 from .load import Load
 from .steps import ROOT, StepError, step
@@ -19,7 +19,6 @@ from .story import Story, speculation
 
 SAMPLES = ROOT / "manifests/samples"
 OBJECTS = {"demo": SAMPLES / "demo.yaml", "demo-ngram": SAMPLES / "demo-ngram.yaml"}
-LOOK_AT_IMAGES = ["hack/image/buildah images", "df -h"]
 IN_FLIGHT = 8  # requests of the load: twice the demo object's disableAtConcurrency
 KUBECTL = "hack/cluster/cluster kubectl"
 OPERATOR_LOGS = f"{KUBECTL} -n {install.NAMESPACE} logs {install.OPERATOR}"
@@ -29,9 +28,7 @@ def main(arguments: list[str]) -> int:
     began = time.monotonic()
     cluster = choose()
     if arguments == ["images"]:
-        with step("images", LOOK_AT_IMAGES) as now:
-            images.build(now)
-            now.done("built")
+        build(cluster)
         return 0
     prepare(cluster)
     if arguments == ["prepare"]:
@@ -47,19 +44,19 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
+def build(cluster: Cluster) -> None:
+    with step("images", ["hack/image/buildah images", "df -h"]) as now:
+        now.done(images.build(now, cluster))
+
+
 def prepare(cluster: Cluster) -> None:
-    """Cluster, images, operator and model: everything a SpeculativeModel needs."""
-    with step("disk", ["df -h"]):
-        check_space()
+    """Images, cluster, operator and model: everything a SpeculativeModel needs."""
+    build(cluster)
     with step("cluster", ["hack/cluster/cluster status", "the logs that the message names"]) as now:
         now.done(cluster.up(now))
-    with step("images", LOOK_AT_IMAGES) as now:
-        now.done(images.bring(now, cluster))
-    look_at = [
-        f"{KUBECTL} -n {install.NAMESPACE} describe pods",
-        f"{KUBECTL} -n {install.NAMESPACE} logs {install.OPERATOR}",
-    ]
-    with step("operator", look_at) as now:
+    with step("load", ["hack/cluster/cluster status", "df -h"]) as now:
+        now.done(images.load(now, cluster))
+    with step("operator", [f"{KUBECTL} -n {install.NAMESPACE} describe pods", OPERATOR_LOGS]) as now:
         install.install(now, cluster)
         now.done("installed from manifests/install and available")
     with step("model", [f"{sys.executable} hack/demo_models.py"]) as now:
@@ -146,9 +143,7 @@ def saturate(kubectl: Kubectl, url: str) -> None:
     service = chat.client(url)
     print(f"{IN_FLIGHT} requests at a time, twice what the object calls saturated, then none:\n")
     story = Story(kubectl, "demo")
-    with step(
-        "saturation", [f"{KUBECTL} describe specm demo", f"{KUBECTL} -n {install.NAMESPACE} logs {install.OPERATOR}"]
-    ) as now:
+    with step("saturation", [f"{KUBECTL} describe specm demo", OPERATOR_LOGS]) as now:
         story.until(now, "Active", lambda obj: speculation(obj)[0] == "Active", 60)
         with Load(service, "demo", IN_FLIGHT) as load:
             story.until(now, "Suspended", lambda obj: speculation(obj) == ("Suspended", "Saturated"), 90)

@@ -16,7 +16,7 @@ from localcluster.disk import GB, free
 from localcluster.paths import Place
 
 from .kubectl import Kubectl
-from .steps import HOME, ROOT, Step, StepError
+from .steps import HOME, ROOT, Step, StepError, step
 
 PROGRAM = ROOT / "hack/cluster/cluster"
 # What a new machine needs before its first demo: environment 5 GB, cluster binary and its caches 8, image
@@ -36,8 +36,7 @@ class Cluster:
         """Start it unless it runs; says in words what there is."""
         if not self.local:
             return f"using the current context, {self.kubectl('config', 'current-context').strip()}"
-        step.run(PROGRAM, "packages")
-        step.run(PROGRAM, "build")
+        step.run(PROGRAM, "build")  # waits for the one that `begin` started
         step.run(PROGRAM, "up")
         return "up: the node is Ready, Services and DNS answer"
 
@@ -96,3 +95,17 @@ def _wait_for_port(port: int, process: subprocess.Popen[bytes], deadline: float 
                 return
         time.sleep(0.1)
     raise StepError(f"`kubectl port-forward` did not open port {port}")
+
+
+def begin() -> None:
+    """What comes before all else: room on the disk, and the long compilation on its way in the background."""
+    with step("disk", ["df -h"]):
+        check_space()
+    if os.environ.get("CLUSTER") != "current":
+        with step("packages", ["apt-get update"]) as now:
+            now.run(PROGRAM, "packages")
+            now.run(PROGRAM, "build", "--background")
+
+
+if __name__ == "__main__":  # with the standard library alone: the development environment may not exist yet
+    begin()

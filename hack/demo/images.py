@@ -16,27 +16,29 @@ OPERATOR, RUNTIME = IMAGES["operator"], IMAGES["runtime"]
 RENAMED = IMAGES != DEFAULTS
 
 
-def build(step: Step) -> None:
-    """Build both: minutes the first time, seconds when only our code changed."""
+def build(step: Step, cluster: Cluster) -> str:
+    """Build both, minutes the first time, seconds when only our code changed; says in words what there is."""
+    if not cluster.local:
+        return f"using {OPERATOR} and {RUNTIME}: the cluster must be able to pull them"
     for target, image in IMAGES.items():
         step.run(ROOT / "hack/image/build.sh", target, image)
+    return "built"
+
+
+def load(step: Step, cluster: Cluster) -> str:
+    """Bring both to the local cluster's node; a foreign one pulls them."""
+    if not cluster.local:
+        return "pulled by the cluster"
+    for image in IMAGES.values():
+        cluster.load(image, step)
+    (HOME.root / "demo/loaded").touch()
+    return "on the node"
 
 
 def identity(image: str) -> str:
     """The image's ID, 64 hex digits; what a pod's status calls its imageID ends with it."""
     command = [str(ROOT / "hack/image/buildah"), "inspect", "--type", "image", "--format", "{{.FromImageID}}", image]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-
-
-def bring(step: Step, cluster: Cluster) -> str:
-    """Build and load both images into a local cluster; a foreign one pulls OPERATOR_IMAGE and RUNTIME_IMAGE."""
-    if not cluster.local:
-        return f"using {OPERATOR} and {RUNTIME}: the cluster must be able to pull them"
-    build(step)
-    for image in IMAGES.values():
-        cluster.load(image, step)
-    (HOME.root / "demo/loaded").touch()
-    return "built and on the node"
 
 
 def replace_stale_pods(kubectl: Kubectl, selector: str, image: str) -> int:
