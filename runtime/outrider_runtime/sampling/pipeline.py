@@ -16,6 +16,7 @@ from outrider_runtime.sampling.noise import gumbel
 from outrider_runtime.sampling.params import SamplingParams
 
 LOGITS_AT_ONCE = 1 << 23  # elements; each takes several temporaries of up to 8 bytes
+COLDEST = 1e-6  # temperature; below, quotients leave float32's range and the text is greedy's anyway
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,8 @@ def _sample(logits: Tensor, rows: Sequence[Row], eos_token_ids: Collection[int])
 
 
 def _drawn(logits: Tensor, rows: Sequence[Row]) -> Tensor:
-    logits = _truncated(logits / _column([row.params.temperature for row in rows], logits), rows)
+    temperatures = _column([max(row.params.temperature, COLDEST) for row in rows], logits)
+    logits = _truncated(logits / temperatures, rows)
     seeds = torch.tensor([_int64(row.seed) for row in rows], device=logits.device)
     positions = torch.tensor([row.position for row in rows], device=logits.device)
     return (logits + gumbel(seeds, positions, logits.shape[-1])).argmax(-1)
@@ -91,7 +93,8 @@ def _penalised(logits: Tensor, rows: Sequence[Row]) -> Tensor:
 
 
 def _without(logits: Tensor, rows: Sequence[Row], eos_token_ids: Collection[int]) -> Tensor:
-    banned = [(index, token) for index, row in enumerate(rows) for token in row.banned(eos_token_ids)]
+    known = range(logits.shape[-1])  # a draft may know fewer ids than its target
+    banned = [(index, token) for index, row in enumerate(rows) for token in row.banned(eos_token_ids) if token in known]
     if not banned:
         return logits
     where = torch.tensor(banned, device=logits.device).unbind(1)
@@ -120,8 +123,10 @@ def _truncated(logits: Tensor, rows: Sequence[Row]) -> Tensor:
 
 
 def _counts(texts: Sequence[Sequence[int]], logits: Tensor) -> Tensor:
-    """How often each token id occurs in each text, [rows, vocab]."""
-    counts = torch.zeros(len(texts), logits.shape[-1], device=logits.device)
+    """How often each token id occurs in each text, [rows, vocab]. Ids that a draft does not know are passed over."""
+    known = logits.shape[-1]
+    texts = [[token for token in text if token < known] for text in texts]
+    counts = torch.zeros(len(texts), known, device=logits.device)
     tokens = torch.tensor([token for text in texts for token in text], dtype=torch.int64, device=logits.device)
     owners = torch.arange(len(texts), device=logits.device).repeat_interleave(_indices(list(map(len, texts)), logits))
     return counts.index_put_((owners, tokens), torch.ones((), device=logits.device), accumulate=True)

@@ -97,6 +97,21 @@ def test_greedy_takes_the_likeliest_whatever_top_k_and_top_p_say():
         assert sample(logits, [Row(params, 3, TEXT, 3)]).tolist() == [best]
 
 
+@pytest.mark.parametrize("temperature", [1e-5, 1e-9, 1e-300])
+def test_next_to_no_temperature_is_greedy(temperature):
+    logits = torch.tensor([LOGITS]).expand(50, -1)
+    rows = [Row(replace(PLAIN, temperature=temperature, top_p=0.9), seed, TEXT, 3) for seed in range(50)]
+    assert set(sample(logits, rows).tolist()) == {max(range(VOCAB), key=lambda token: LOGITS[token])}
+
+
+def test_ids_beyond_the_vocabulary_do_not_matter():
+    """As a draft with fewer ids than its target meets them."""
+    params = replace(GREEDY, repetition_penalty=1.1, min_tokens=9, stop_token_ids=(3, VOCAB, VOCAB + 7))
+    more, same = Row(params, 0, [*TEXT, VOCAB + 1], 3), Row(params, 0, TEXT, 3)
+    logits = torch.tensor([LOGITS])
+    assert sample(logits, [more], EOS).tolist() == sample(logits, [same], EOS).tolist()
+
+
 def test_penalties_see_the_drafts_before_a_position():
     """The likeliest token is drafted once: behind that draft it is penalised, before it not."""
     logits = torch.tensor([[3.0, 2.0, 1.0]]).expand(2, -1)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.runtime.engine.driver import ON, SUSPENDED, make_engine, run
-from tests.runtime.tiny import tiny_pair
+from tests.runtime.engine.driver import ON, SUSPENDED, make_engine, naive, run
+from tests.runtime.tiny import VOCAB, ours, reference_model, tiny_pair
 
 from outrider_runtime.engine.messages import AddRequest
 from outrider_runtime.models.llama import LlamaForCausalLM
@@ -113,3 +113,12 @@ def test_it_drafts_no_further_than_its_own_context_reaches(forwards):
         collector = run(engine, [AddRequest("it", PROMPT, PARAMS)])
     assert max(position for positions in forwards for position in positions) < 50
     assert len(collector.tokens("it")) == 40
+
+
+def test_a_draft_with_fewer_ids_serves_texts_that_hold_others():
+    narrow = ours(reference_model(seed=1, vocab_size=VOCAB - 9))
+    engine = make_engine("random draft", draft=narrow)
+    params = replace(PARAMS, repetition_penalty=1.2, min_tokens=30, stop_token_ids=(VOCAB - 2,))
+    prompt = (VOCAB - 1, *PROMPT, VOCAB - 3)
+    assert run(engine, [AddRequest("it", prompt, params)]).text("it") == naive(prompt, params)
+    assert engine.stats().draft_tokens > 0
