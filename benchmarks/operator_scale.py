@@ -130,6 +130,7 @@ async def measure(plane: ControlPlane, objects: int) -> dict[str, Any]:
             created = time.monotonic() - started
             await _settled(client, objects)
             seconds = time.monotonic() - started
+            await _complete(client, objects)
             writes, cpu, reconciles = operator.writes(), operator.cpu_seconds(), operator.reconciled()
             await _eventually(lambda: _is_quiet(operator), "the operator is idle")
             resident = operator.memory("VmRSS")
@@ -170,15 +171,23 @@ async def _create(client: Client, objects: int) -> None:
 
 
 async def _settled(client: Client, objects: int) -> None:
-    """Every child is there and every status speaks of the spec as it is."""
+    """Every status speaks of the spec as it is; a status is written after all children are."""
     deadline = time.monotonic() + DEADLINE
-    while True:
-        done = sum([_is_current(item) async for item in _all(client, "SpeculativeModel")])
-        if done == objects:
+    for number in reversed(range(objects)):  # one by one from the last: lists of all would be a load of their own
+        while not _is_current(await client.get("SpeculativeModel", NAMESPACE, f"model-{number:05}")):
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"model-{number:05} has no status after {DEADLINE:.0f} s")
+            await asyncio.sleep(0.2)
+        if number < objects - 20:
             break
+    while (done := sum([_is_current(item) async for item in _all(client, "SpeculativeModel")])) < objects:
         if time.monotonic() > deadline:
             raise RuntimeError(f"{done} of {objects} objects have a status after {DEADLINE:.0f} s")
-        await asyncio.sleep(0.5 if done > objects * 0.9 else 2)
+        await asyncio.sleep(0.5)
+
+
+async def _complete(client: Client, objects: int) -> None:
+    """Raises unless every child is there."""
     for kind in CHILDREN:
         if kind != "Secret":
             count = sum([1 async for item in _all(client, kind) if item["metadata"].get("ownerReferences")])

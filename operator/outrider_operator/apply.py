@@ -73,7 +73,7 @@ class Applier:
             body = live.body
         else:
             try:
-                body = await self._kube.get(child["kind"], model.namespace, child["metadata"]["name"])
+                body = await self._kube.peek(child["kind"], model.namespace, child["metadata"]["name"])
             except NotFound:
                 return None
         owner = foreign_owner(body, model)

@@ -78,6 +78,9 @@ class Faults:
     async def get(self, kind: str, namespace: str, name: str) -> dict[str, Any]:
         return await self._through("get", kind, name, self._kube.get(kind, namespace, name))
 
+    async def peek(self, kind: str, namespace: str, name: str) -> dict[str, Any]:
+        return await self._through("get", kind, name, self._kube.peek(kind, namespace, name))
+
     async def pages(self, kind: str, namespace: str | None) -> AsyncIterator[Page]:
         if self.before:
             await self.before("list", kind, "")

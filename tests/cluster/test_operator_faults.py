@@ -90,7 +90,8 @@ def _failing(times: int, fault: Callable[[], Exception]) -> Callable[[str, str, 
     left: dict[tuple[str, str, str], Iterator[int]] = {}
 
     async def fail(verb: str, kind: str, name: str) -> None:
-        if kind != "Event" and next(left.setdefault((verb, kind, name), iter(range(times))), None) is not None:
+        tries = iter(range(1 if verb == "list" else times))
+        if kind != "Event" and next(left.setdefault((verb, kind, name), tries), None) is not None:
             raise fault()
 
     return fail

@@ -33,6 +33,8 @@ class FakeKube:
         self._call("get", kind, name)
         return copy.deepcopy(self._find(kind, namespace, name))
 
+    peek = get
+
     async def pages(self, kind: str, namespace: str | None) -> AsyncIterator[Page]:
         self._call("list", kind, "")
         items = [
