@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from localcluster.disk import GB
+from localcluster.paths import Home
 
-from demo import images, models, steps
+from demo import cluster, images, models, steps
 from demo.chat import Answer
 from demo.kubectl import Kubectl, condition, is_true, stands_at
 from demo.steps import Step, StepError, step
@@ -127,3 +129,21 @@ def test_the_story_tells_a_row_when_there_is_news_and_only_then() -> None:
     for _ in range(5):
         story.look()
     assert [line.split()[-1] for line in told] == ["NAME", "demo", "demo", "demo"]
+
+
+@pytest.mark.parametrize(
+    ("free", "demo_ran", "enough"), [(31, False, True), (29, False, False), (5, True, True), (3, True, False)]
+)
+def test_a_disk_that_would_fill_up_is_said_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, free: int, demo_ran: bool, enough: bool
+) -> None:
+    if demo_ran:
+        (tmp_path / "demo").mkdir()
+        (tmp_path / "demo/loaded").touch()
+    monkeypatch.setattr(cluster, "HOME", Home(tmp_path))
+    monkeypatch.setattr(cluster, "free", lambda folder: free * GB)
+    if enough:
+        cluster.check_space()
+    else:
+        with pytest.raises(StepError, match=f"GB of free disk are needed at {tmp_path}, {free}.0 GB are free"):
+            cluster.check_space()
