@@ -4,6 +4,7 @@
 # Usage: hack/image/lock.sh [--upgrade]      (without --upgrade, pins that still fit stay)
 set -eu
 cd "$(dirname "$0")/../.."
+PATH=$PATH:${OUTRIDER_HOME:-$HOME/.cache/outrider}/tools/bin  # where hack/venv puts uv if the machine has none
 compile() { uv pip compile -q --universal --no-header --no-annotate "$@" pyproject.toml; }
 part() { compile -c requirements/all.txt "$@"; }
 
