@@ -96,7 +96,12 @@ def _add_engine_flags(parser: argparse.ArgumentParser) -> None:
     add("--dtype", choices=["auto", "bfloat16", "float16", "float32"], default="auto")
     add("--max-model-len", type=_integer(1), metavar="N", help="prompt and answer together (the model's own)")
     add("--max-concurrency", type=_integer(1, 65536), default=256, metavar="N", help="requests that run at once (256)")
-    add("--max-batched-tokens", type=_integer(1), default=2048, metavar="N", help="token budget of a step (2048)")
+    add(
+        "--max-batched-tokens",
+        type=_integer(1),
+        metavar="N",
+        help="token budget of a step (2048, on a CPU 256; at least --max-concurrency)",
+    )
     add(
         "--gpu-memory-utilization",
         type=_number(0.01, 1.0, "a share from 0.01 to 1.0"),
@@ -170,7 +175,7 @@ def engine_config(flags: argparse.Namespace, environment: Mapping[str, str]) -> 
             memory_utilization=flags.gpu_memory_utilization,
             prefix_caching=not flags.no_prefix_caching,
         ),
-        scheduler=SchedulerConfig(max_concurrency=flags.max_concurrency, max_batched_tokens=flags.max_batched_tokens),
+        scheduler=_scheduler(flags),
         device=flags.device,
         dtype=flags.dtype,
         max_model_len=flags.max_model_len,
@@ -178,6 +183,20 @@ def engine_config(flags: argparse.Namespace, environment: Mapping[str, str]) -> 
         download_dir=flags.download_dir,
         policy=_policy(environment.get("OUTRIDER_POLICY", ""), flags.max_speculative_tokens),
     )
+
+
+def _scheduler(flags: argparse.Namespace) -> SchedulerConfig:
+    concurrency, tokens = flags.max_concurrency, flags.max_batched_tokens
+    if tokens is None:
+        # A step reads so much of a prompt; on a CPU more would hold the decodes beside it up for seconds.
+        tokens = max(concurrency, 256 if flags.device == "cpu" else 2048)
+    if tokens < concurrency:
+        raise Refusal(
+            "InvalidArgument",
+            f"--max-batched-tokens {tokens} is below --max-concurrency {concurrency}, one token for each running "
+            f"request; raise it to {concurrency} or lower --max-concurrency",
+        )
+    return SchedulerConfig(max_concurrency=concurrency, max_batched_tokens=tokens)
 
 
 def _speculation(flags: argparse.Namespace) -> SpeculationConfig:

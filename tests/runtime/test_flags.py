@@ -36,9 +36,27 @@ def configure(*argv, **environment):
 
 def test_a_model_alone_is_enough():
     engine, server, warnings = configure()
-    assert engine == EngineConfig(SourceConfig("hf://org/model"), policy=Policy(num_speculative_tokens=4))
+    assert engine == EngineConfig(
+        SourceConfig("hf://org/model"),
+        scheduler=SchedulerConfig(256, 256),
+        policy=Policy(num_speculative_tokens=4),
+    )
     assert server == ServerConfig("org/model")
     assert warnings == []
+
+
+@pytest.mark.parametrize(
+    ("argv", "tokens"),
+    [
+        ("", 256),
+        ("--device cuda", 2048),
+        ("--max-concurrency 300", 300),
+        ("--device cuda --max-concurrency 4096", 4096),
+    ],
+)
+def test_the_token_budget_suits_the_device_and_holds_every_running_request(argv, tokens):
+    engine, _, _ = configure(*argv.split())
+    assert engine.scheduler.max_batched_tokens == tokens
 
 
 def test_every_flag_the_operator_renders_arrives(tmp_path):
@@ -121,6 +139,7 @@ def test_flags_of_other_engines_are_understood_with_a_warning_each(argv, method,
         ("--dtype int4", ["--dtype", "'int4'", "'bfloat16'"]),
         ("--max-speculative-tokens 17", ["--max-speculative-tokens", "1 to 16", "'17'"]),
         ("--max-concurrency 0", ["--max-concurrency", "'0'"]),
+        ("--max-batched-tokens 8", ["--max-batched-tokens 8", "--max-concurrency 256"]),
         ("--gpu-memory-utilization 90", ["--gpu-memory-utilization", "0.01 to 1.0", "'90'"]),
         ("--gpu-memory-utilization nan", ["--gpu-memory-utilization", "'nan'"]),
         ("--drain-timeout -1", ["--drain-timeout", "0 to 86400"]),
