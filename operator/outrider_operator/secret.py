@@ -21,7 +21,7 @@ from outrider_operator.observe import Model
 from outrider_operator.ownership import foreign_owner, of_predecessor
 from outrider_operator.render.secret import TOKEN_KEY, admin_secret
 
-LOOK_AGAIN = 600.0  # seconds after which a Secret seen is looked for again
+LOOK_AGAIN = 300.0  # seconds after which a Secret seen is looked for again; lists, every ten minutes, ask for it
 BOTH_VALID = 120.0  # seconds that runtimes accept the token before the newest
 
 
