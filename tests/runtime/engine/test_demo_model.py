@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file
+from tests.runtime.engine.driver import Collector, run
 
 from outrider_runtime.config import CacheConfig, EngineConfig, SchedulerConfig, SourceConfig, SpeculationConfig
 from outrider_runtime.engine.engine import Engine
@@ -16,7 +17,6 @@ from outrider_runtime.engine.messages import AddRequest
 from outrider_runtime.models.config import model_config
 from outrider_runtime.models.llama import LlamaForCausalLM
 from outrider_runtime.sampling.params import SamplingParams
-from tests.runtime.engine.driver import Collector, run
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
 
@@ -27,7 +27,8 @@ QUESTIONS = (
     "What is the difference between TCP and UDP?",
 )
 COPY = (
-    'Repeat this JSON exactly, twice:\n{"name": "outrider", "kind": "runtime", "replicas": 3, "labels": {"app": "demo", '
+    'Repeat this JSON exactly, twice:\n{"name": "outrider", "kind": "runtime", "replicas": 3, '
+    '"labels": {"app": "demo", '
     '"tier": "backend", "owner": "platform team"}, "ports": [8000, 8001], "env": {"LOG_LEVEL": "info"}}'
 )
 

@@ -8,9 +8,6 @@ from dataclasses import replace
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-
-from outrider_runtime.engine.messages import AddRequest
-from outrider_runtime.sampling.params import SamplingParams
 from tests.runtime.engine.driver import (
     METHODS,
     ON,
@@ -22,6 +19,9 @@ from tests.runtime.engine.driver import (
     run,
 )
 from tests.runtime.tiny import VOCAB
+
+from outrider_runtime.engine.messages import AddRequest
+from outrider_runtime.sampling.params import SamplingParams
 
 GREEDY = SamplingParams(max_tokens=20, temperature=0.0)
 PARAMS = {
