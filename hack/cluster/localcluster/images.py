@@ -141,19 +141,14 @@ def _copy_to_layout(place: Place, source: str, tag: str, progress: Progress) -> 
         torn.unlink()
     command = ["skopeo", "--tmpdir", str(spare), "copy", "--quiet", "--dest-oci-accept-uncompressed-layers",
                source, f"oci:{place.layout}:{tag}"]  # fmt: skip
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
         try:
-            while True:
-                try:
-                    _, said = process.communicate(timeout=0.5)
-                    break
-                except subprocess.TimeoutExpired:
-                    progress.update("reading layers from buildah's storage")
+            said = _await(process, progress, "reading layers from buildah's storage")
         except BaseException:
             process.kill()
             raise
     if process.returncode:
-        raise ClusterError(f"skopeo could not copy {source}: {said.strip()}")
+        raise ClusterError(f"skopeo could not copy {source}: {said}")
     _drop_untagged(place.layout)
     return next(e for e in _index(place.layout) if e["annotations"][TAG] == tag)
 
@@ -165,19 +160,23 @@ def _import(place: Place, entry: Mapping[str, Any], missing: list[str], progress
         assert process.stdin
         try:
             _write_archive(process.stdin, place.layout, entry, missing, progress)
-            while True:
-                try:
-                    _, said = process.communicate(timeout=0.5)
-                    break
-                except subprocess.TimeoutExpired:
-                    progress.update("unpacking")
+            said = _await(process, progress, "unpacking")
         except BrokenPipeError:
-            _, said = process.communicate()
+            said = _await(process, progress, "unpacking")
         except BaseException:
             process.kill()
             raise
     if process.returncode:
-        raise ClusterError(f"containerd did not take the image: {said.decode().strip()}")
+        raise ClusterError(f"containerd did not take the image: {said}")
+
+
+def _await(process: subprocess.Popen[bytes], progress: Progress, doing: str) -> str:
+    """Wait for the process to end, showing what it is doing; returns what it said on standard error."""
+    while True:
+        try:
+            return process.communicate(timeout=0.5)[1].decode().strip()
+        except subprocess.TimeoutExpired:
+            progress.update(doing)
 
 
 def _write_archive(
