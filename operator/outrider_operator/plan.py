@@ -69,7 +69,6 @@ class Plan:
     scaling: Scaling | None = None
     events: tuple[Event, ...] = ()
     refusal: Refused | None = None
-    look_again: float | None = None  # seconds until time alone changes something; measuring looks again by itself
 
 
 def plan(observed: Observed, defaults: Defaults) -> Plan:

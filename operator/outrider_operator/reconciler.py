@@ -1,4 +1,4 @@
-"""One object from what is to what should be: key -> observe -> plan -> apply -> tell pods -> status -> look again.
+"""One object from what is to what should be: key -> observe -> plan -> apply -> status -> tell pods.
 
 It looks at the whole each time and never at what happened: killed between any two writes, the next look goes on.
 """
@@ -66,8 +66,8 @@ class Reconciler:
                 self._queue.done(key)
                 self._metrics.reconcile.labels(outcome).observe(self._clock() - started)
 
-    async def reconcile(self, key: Key) -> float | None:
-        """Bring one object forward as far as it goes now; returns seconds until time alone may change something.
+    async def reconcile(self, key: Key) -> None:
+        """Bring one object forward as far as it goes now; measuring its pods is what makes it be looked at again.
 
         Raises OutriderError when it has to be tried again.
         """
@@ -75,7 +75,7 @@ class Reconciler:
         model = model_of(entry.body) if entry else None
         if model is None or model.deleting:
             self._forget(key)
-            return None
+            return
         observed = self._observe(model)
         self._follow(observed)
         planned = plan(observed, self._defaults)
@@ -98,11 +98,10 @@ class Reconciler:
             raise planned.refusal  # no watch shows the object in the way, so only looking again tells when it is gone
         if planned.refusal is None and planned.policy is not None:
             await self._teller.tell(key, _ready(observed), observed.fleet, planned.policy)
-        return planned.look_again
 
     async def _attempt(self, key: Key) -> str:
         try:
-            again = await self.reconcile(key)
+            await self.reconcile(key)
         except (Unavailable, Conflict, NotFound, Rejected, NameConflict) as error:
             retry_after = error.retry_after if isinstance(error, Unavailable) else None
             delay = self._queue.retry(key, retry_after)
@@ -120,8 +119,6 @@ class Reconciler:
             log.exception("a reconcile failed", extra={"object": str(key), "seconds": round(delay, 1)})
             return "failed"
         self._queue.succeeded(key)
-        if again is not None:
-            self._queue.add_after(key, again)
         return "done"
 
     def _observe(self, model: Model) -> Observed:
