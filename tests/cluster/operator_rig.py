@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import copy
 import itertools
 import json
@@ -21,7 +22,7 @@ import aiohttp
 from aiohttp import web
 
 from outrider_operator import program
-from outrider_operator.errors import NotFound
+from outrider_operator.errors import Conflict, NotFound
 from outrider_operator.kinds import KINDS
 from outrider_operator.kube import Client, Kube, Page
 from outrider_operator.settings import Settings
@@ -293,10 +294,13 @@ class Rig:
         return [item async for page in self.client.pages(kind, self.namespace) for item in page.items]
 
     async def edit(self, kind: str, name: str, change: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
-        """As a user with kubectl edit would."""
-        body = await self.need(kind, name)
-        change(body)
-        return await self._write("PUT", KINDS[kind].path(self.namespace, name), body)
+        """As a user with kubectl edit would, again where the operator wrote in between."""
+        path = KINDS[kind].path(self.namespace, name)
+        while True:
+            body = await self.need(kind, name)
+            change(body)
+            with contextlib.suppress(Conflict):
+                return await self._write("PUT", path, body)
 
     async def set_status(self, kind: str, name: str, status: Mapping[str, Any]) -> dict[str, Any]:
         """As a controller or the kubelet would."""
@@ -386,5 +390,7 @@ class Rig:
             method, f"{credentials.server}{path}", data=data, headers=headers, ssl=context
         ) as answer:
             result = await answer.json()
+            if result.get("reason") == "Conflict":
+                raise Conflict(result["message"])
             assert answer.status < 300, result
             return dict(result)
