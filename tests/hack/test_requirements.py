@@ -67,6 +67,12 @@ def test_the_cpu_set_keeps_triton_and_leaves_only_cuda_libraries_out() -> None:
     assert all(name.startswith(("cuda-", "nvidia-")) for name in set(full) - set(cpu))
 
 
+@pytest.mark.parametrize("part", ["operator", "runtime", "dev"])
+def test_the_torch_stack_is_in_no_other_file(part: str) -> None:
+    # else an environment for CPUs would take from here what torch-cpu.txt leaves out
+    assert not set(pinned(part, "3.12")) & set(pinned("torch", "3.12"))
+
+
 @pytest.mark.parametrize("part", [*PARTS, "all"])
 def test_no_file_names_an_index_or_an_address(part: str) -> None:
     for line in (ROOT / f"requirements/{part}.txt").read_text().splitlines():
