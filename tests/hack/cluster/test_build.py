@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
 import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -89,6 +95,40 @@ def test_too_little_disk_is_said_before_compiling(home: Home, monkeypatch: pytes
     with pytest.raises(NotBuilt, match="too little disk: compiling needs"):
         build.ensure(home)
     assert not calls(home)
+
+
+def older(home: Home, name: str, hours: float) -> Path:
+    """A folder of other sources, last used so many hours ago."""
+    folder = home.bin / name
+    folder.mkdir(parents=True)
+    shutil.copy("/bin/sleep", folder / "kube")
+    then = time.time() - hours * 3600
+    os.utime(folder, (then, then))
+    return folder
+
+
+@contextmanager
+def running(program: Path) -> Iterator[None]:
+    with subprocess.Popen([program, "600"]) as process:
+        yield
+        process.kill()
+
+
+def test_a_new_build_removes_old_ones_but_those_that_run_or_were_used_today(home: Home) -> None:
+    old, used, recent = older(home, "a" * 12, 25), older(home, "b" * 12, 25), older(home, "c" * 12, 23)
+    (home.bin / "build.log").touch()
+    with running(used / "kube"):
+        new = build.ensure(home)
+    assert {path for path in home.bin.iterdir() if path.is_dir()} == {used, recent, new}
+    assert not old.exists()
+    assert (home.bin / "build.log").exists()
+
+
+def test_a_build_that_is_asked_for_again_counts_as_used(home: Home) -> None:
+    folder = build.ensure(home)
+    os.utime(folder, (0, 0))
+    build.ensure(home)
+    assert time.time() - folder.stat().st_mtime < build.OLD
 
 
 def test_another_content_has_another_folder(tmp_path: Path) -> None:
