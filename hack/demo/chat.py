@@ -88,7 +88,7 @@ def ask(
     return Answer("".join(pieces), usage.completion_tokens, accepted, accepted + rejected, seconds)
 
 
-def await_endpoints(service: openai.OpenAI, deadline: float = 30) -> None:
+def await_endpoints(service: openai.OpenAI, deadline: float = 60) -> None:
     """Ready is the operator's word; the node's proxy hears of new endpoints a moment later."""
     end = time.monotonic() + deadline
     while True:

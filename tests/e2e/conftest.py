@@ -42,5 +42,5 @@ def site() -> Iterator[Site]:
 def served(site: Site) -> Site:
     """The site with the object `chat` as the sample says, and Ready."""
     site.apply(NAME)
-    site.until("chat is Ready", ready, deadline=120)
+    site.until("chat is Ready", ready)
     return site

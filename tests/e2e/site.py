@@ -20,6 +20,8 @@ T = TypeVar("T")
 
 NAME = "chat"
 DRAIN = 2  # seconds that a leaving pod's streams may run on
+# Seconds. Only a failing test waits as long: nothing here may depend on how busy the machine is.
+DEADLINE, PATIENCE = 150, 600  # for one thing that a test waits for; for a whole test
 SAMPLE = ROOT / "manifests/samples/demo.yaml"
 
 
@@ -58,15 +60,14 @@ class Site:
         *,
         name: str = NAME,
         condition: str = "Ready",
-        deadline: float = 60,
     ) -> dict[str, Any]:
-        """The object once `reached`. Fails at the deadline with how `condition` stands then."""
+        """The object once `reached`. Fails at DEADLINE with how `condition` stands then."""
 
         def look() -> tuple[dict[str, Any] | None, str]:
             obj = self.get(name)
             return (obj if obj and reached(obj) else None), stands_at(obj, condition)
 
-        return poll(what, look, deadline)
+        return poll(what, look)
 
     @contextmanager
     def client(self, name: str = NAME) -> Iterator[openai.OpenAI]:
@@ -75,8 +76,8 @@ class Site:
             yield service
 
 
-def poll(what: str, look: Callable[[], tuple[T | None, str]], deadline: float) -> T:
-    return Step("e2e").wait(what, look, deadline)
+def poll(what: str, look: Callable[[], tuple[T | None, str]]) -> T:
+    return Step("e2e").wait(what, look, DEADLINE)
 
 
 def ready(obj: dict[str, Any]) -> bool:

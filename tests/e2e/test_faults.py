@@ -7,14 +7,14 @@ from collections.abc import Iterator
 
 import openai
 import pytest
-from tests.e2e.site import NAME, Site, poll, ready
+from tests.e2e.site import NAME, PATIENCE, Site, poll, ready
 
 from demo import chat, install
 from demo.cluster import PROGRAM
 from demo.kubectl import condition, is_true
 from demo.steps import StepError
 
-pytestmark = pytest.mark.node
+pytestmark = [pytest.mark.node, pytest.mark.timeout(PATIENCE)]
 
 # Ends every process of the container but its first, which is the one that talks to clients.
 KILL_THE_ENGINE = """
@@ -72,7 +72,7 @@ def test_an_engine_that_dies_in_mid_stream_is_told_to_the_client_and_started_aga
         served.kubectl("exec", pod["metadata"]["name"], "--", "python", "-c", KILL_THE_ENGINE)
         expect_error_event(answer)
     served.until("not Ready", lambda obj: not ready(obj))
-    served.until("Ready again", ready, deadline=120)
+    served.until("Ready again", ready)
     (same,) = served.pods(NAME)
     assert same["metadata"]["uid"] == pod["metadata"]["uid"]
     assert same["status"]["containerStatuses"][0]["restartCount"] == 1
@@ -87,8 +87,8 @@ def test_a_pod_deleted_in_mid_stream_ends_the_stream_with_an_error_and_is_replac
         next(answer)
         served.kubectl("delete", "pod", pod["metadata"]["name"], "--wait=false")
         expect_error_event(answer)
-    served.until("Ready again", lambda obj: ready(obj) and obj["status"]["readyReplicas"] == 1, deadline=120)
-    poll("one pod", lambda: (len(served.pods(NAME)) == 1 or None, "the old pod remains"), 60)
+    served.until("Ready again", lambda obj: ready(obj) and obj["status"]["readyReplicas"] == 1)
+    poll("one pod", lambda: (len(served.pods(NAME)) == 1 or None, "the old pod remains"))
     assert served.pods(NAME)[0]["metadata"]["uid"] != pod["metadata"]["uid"]
 
 
@@ -98,10 +98,10 @@ def test_an_operator_killed_right_after_an_edit_catches_up_and_serving_goes_on(s
         served.apply(NAME, lambda spec: spec["speculativeDecoding"].update(mode="Disabled"))
         served.system("delete", "pod", "--selector", install.SELECTOR, "--grace-period=0", "--force")
         assert chat.ask(service, NAME, chat.QUESTION, max_tokens=4).tokens
-        served.until("disabled", lambda obj: obj["status"]["speculativeDecoding"]["state"] == "Disabled", deadline=60)
-        poll("plain", lambda: drafts(service, False), 30)
+        served.until("disabled", lambda obj: obj["status"]["speculativeDecoding"]["state"] == "Disabled")
+        poll("plain", lambda: drafts(service, False))
         served.apply(NAME)
-        poll("drafting", lambda: drafts(service, True), 30)
+        poll("drafting", lambda: drafts(service, True))
     (same,) = served.pods(NAME)
     assert same["metadata"]["uid"] == pod["metadata"]["uid"]
 
@@ -113,9 +113,9 @@ def test_an_api_server_killed_comes_back_to_the_same_state(served: Site) -> None
     with served.client() as service:
         subprocess.run([PROGRAM, "kill", "kube-apiserver", "KILL"], check=True)
         assert chat.ask(service, NAME, chat.QUESTION, max_tokens=4).tokens  # serving needs no API server
-        poll("API server", lambda: answers(served), 60)
+        poll("API server", lambda: answers(served))
         served.apply(NAME, lambda spec: spec["speculativeDecoding"].update(mode="Disabled"))
-        poll("plain", lambda: drafts(service, False), 60)
+        poll("plain", lambda: drafts(service, False))
     (same,) = served.pods(NAME)
     assert same["metadata"]["uid"] == pod["metadata"]["uid"]
 
@@ -130,11 +130,10 @@ def test_a_missing_model_folder_becomes_a_reason_and_recovers_with_the_right_one
         lambda obj: condition(obj, "ModelReady").get("reason") == "ModelNotFound",
         name="lost",
         condition="ModelReady",
-        deadline=90,
     )
     assert "no-such-model" in condition(obj, "ModelReady")["message"]
     assert not ready(obj)
     site.apply("lost")
-    site.until("recovered", ready, name="lost", deadline=90)
+    site.until("recovered", ready, name="lost")
     assert is_true(site.get("lost"), "ModelReady")
     site.kubectl("delete", "specm", "lost")

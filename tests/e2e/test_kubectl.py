@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.e2e.site import NAME, Site, poll, ready
+from tests.e2e.site import NAME, PATIENCE, Site, poll, ready
 
 from demo.kubectl import condition
 from demo.steps import StepError
 
-pytestmark = pytest.mark.node
+pytestmark = [pytest.mark.node, pytest.mark.timeout(PATIENCE)]
 
 
 def test_get_shows_at_a_glance_what_is_served(served: Site) -> None:
@@ -48,12 +48,12 @@ def test_an_invalid_object_is_refused_with_the_field_and_the_fix(site: Site) -> 
 
 def test_suspend_takes_the_pods_and_keeps_the_object_and_its_service(served: Site) -> None:
     served.apply(NAME, lambda spec: spec.update(suspend=True))
-    obj = served.until("suspended", lambda obj: condition(obj, "Ready").get("reason") == "Suspended", deadline=60)
+    obj = served.until("suspended", lambda obj: condition(obj, "Ready").get("reason") == "Suspended")
     assert ready(obj)
-    poll("no pod", lambda: (True if not served.pods(NAME) else None, "pods remain"), 60)
+    poll("no pod", lambda: (True if not served.pods(NAME) else None, "pods remain"))
     assert served.kubectl.get("service", NAME)
     served.apply(NAME)
-    served.until("Ready again", lambda obj: ready(obj) and obj["status"]["readyReplicas"] == 1, deadline=120)
+    served.until("Ready again", lambda obj: ready(obj) and obj["status"]["readyReplicas"] == 1)
 
 
 def test_delete_leaves_nothing_behind(site: Site) -> None:
@@ -62,12 +62,11 @@ def test_delete_leaves_nothing_behind(site: Site) -> None:
     site.apply("short-lived", lambda spec: spec.update(suspend=True))
     site.until("accepted", lambda obj: bool(site.kubectl.items("service", "--selector", selector)), name="short-lived")
     assert len(site.kubectl.items(kinds, "--selector", selector)) >= 4
-    site.kubectl("delete", "specm", "short-lived", "--timeout=10s")
+    site.kubectl("delete", "specm", "short-lived", "--timeout=90s")
     poll(
         "children gone",
         lambda: (
             True if not (left := site.kubectl.items(kinds, "--selector", selector)) else None,
             f"{len(left)} left",
         ),
-        60,
     )

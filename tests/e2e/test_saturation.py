@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from tests.e2e.site import NAME, Site
+from tests.e2e.site import NAME, PATIENCE, Site
 
 from demo import chat
 from demo.kubectl import condition
 from demo.load import Load
 from demo.story import speculation
 
-pytestmark = pytest.mark.node
+pytestmark = [pytest.mark.node, pytest.mark.timeout(PATIENCE)]
 
 
 def test_speculation_is_suspended_under_load_and_resumes_after_it(served: Site) -> None:
@@ -18,11 +18,9 @@ def test_speculation_is_suspended_under_load_and_resumes_after_it(served: Site) 
     with served.client() as service:
         before = chat.ask(service, NAME, chat.QUESTION, max_tokens=24)
         with Load(service, NAME, concurrency=8) as load:
-            suspended = served.until(
-                "Suspended, Saturated", lambda obj: speculation(obj) == ("Suspended", "Saturated"), deadline=60
-            )
+            suspended = served.until("Suspended, Saturated", lambda obj: speculation(obj) == ("Suspended", "Saturated"))
             under_load = chat.ask(service, NAME, chat.QUESTION, max_tokens=24)
-        served.until("Active again", lambda obj: speculation(obj)[0] == "Active", deadline=60)
+        served.until("Active again", lambda obj: speculation(obj)[0] == "Active")
         after = chat.ask(service, NAME, chat.QUESTION, max_tokens=24)
 
     assert condition(suspended, "SpeculationActive")["reason"] == "Saturated"

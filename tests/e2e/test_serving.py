@@ -6,12 +6,12 @@ import subprocess
 
 import openai
 import pytest
-from tests.e2e.site import NAME, Site
+from tests.e2e.site import NAME, PATIENCE, Site
 
 from demo import chat
 from demo.kubectl import condition, is_true
 
-pytestmark = pytest.mark.node
+pytestmark = [pytest.mark.node, pytest.mark.timeout(PATIENCE)]
 
 
 def test_a_ready_object_says_what_it_serves(served: Site) -> None:

@@ -49,7 +49,7 @@ def test_a_wait_that_ends_says_how_things_stood() -> None:
 
 def test_a_wait_gives_what_it_waited_for() -> None:
     looks = iter([(None, "not yet"), (7, "")])
-    assert Step("x").wait("seven", lambda: next(looks), deadline=5) == 7
+    assert Step("x").wait("seven", lambda: next(looks), deadline=60) == 7
 
 
 def model(*, generation: int, observed: int, status: str = "True") -> dict[str, Any]:

@@ -148,7 +148,7 @@ def _launch(home: Home, place: Place, net: Network) -> None:
         subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd="/", env=environment
         )
-    if not poll(lambda: bool(leftovers.init_pid(place)), 10, interval=0.01):
+    if not poll(lambda: bool(leftovers.init_pid(place)), 30, interval=0.01):
         raise ClusterError(f"the node's namespaces could not be made: {_last_words(place)}")
 
 

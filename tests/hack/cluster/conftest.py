@@ -37,7 +37,7 @@ class Cluster:
 
     def run(self, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
         with self.start(*words, **environment) as process:
-            output, errors = process.communicate(timeout=100)
+            output, errors = process.communicate(timeout=200)
         return subprocess.CompletedProcess(words, process.returncode, output, errors)
 
     def do(self, *words: str, **environment: str) -> str:

@@ -71,7 +71,7 @@ def test_two_at_once_compile_once(home: Home) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(60)
     assert len([call for call in calls(home) if call.startswith("build")]) == 2, "pause and kube"
     assert build.binaries(home).exists()
 
