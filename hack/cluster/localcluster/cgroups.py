@@ -15,6 +15,8 @@ from .errors import ClusterError
 
 ROOT = Path("/sys/fs/cgroup")
 DAEMONS = "daemons"
+CONTROLLERS = ("cpu", "cpuset", "hugetlb", "io", "memory", "pids")
+_IN_A_CONTAINER = "a container needs --privileged --cgroupns=host"
 
 
 def hierarchies(root: Path = ROOT) -> list[Path]:
@@ -25,23 +27,39 @@ def hierarchies(root: Path = ROOT) -> list[Path]:
     return sorted({p.resolve() for p in root.iterdir() if p.is_dir() and (p / "tasks").exists()})
 
 
-def create(name: str) -> list[Path]:
+def create(name: str, root: Path = ROOT) -> list[Path]:
     """Make the group `name` and its group for daemons everywhere; the latter's `cgroup.procs` files."""
-    found = hierarchies()
+    found = hierarchies(root)
     if not found:
-        raise ClusterError(f"no cgroups at {ROOT}: mount them (a container needs --privileged --cgroupns=host)")
+        raise ClusterError(f"no cgroups at {root}: mount them ({_IN_A_CONTAINER})")
     for hierarchy in found:
+        is_v2 = (hierarchy / "cgroup.controllers").exists()
+        parent = hierarchy
         for group in (hierarchy / name, hierarchy / name / DAEMONS):
+            if is_v2:
+                _hand_down(parent)
             group.mkdir(exist_ok=True)
-            if (hierarchy / "cgroup.controllers").exists():
-                if group.name == name:
-                    controllers = (hierarchy / "cgroup.controllers").read_text().split()
-                    (group / "cgroup.subtree_control").write_text(" ".join(f"+{c}" for c in controllers))
-                continue
-            for setting in ("cpuset.cpus", "cpuset.mems"):  # empty in a new v1 group, and then nothing may enter
-                if (group / setting).exists():
-                    (group / setting).write_text((group.parent / setting).read_text())
+            if not is_v2:
+                _inherit_cpuset(parent, group)
+            parent = group
     return [hierarchy / name / DAEMONS / "cgroup.procs" for hierarchy in found]
+
+
+def _inherit_cpuset(parent: Path, group: Path) -> None:
+    """A new v1 group may use no CPU and no memory, and then nothing may enter it."""
+    for setting in ("cpuset.cpus", "cpuset.mems"):
+        if (group / setting).exists():
+            (group / setting).write_text((parent / setting).read_text())
+
+
+def _hand_down(group: Path) -> None:
+    """In v2 a group's children have only the controllers that it is told to give them; kubelet wants these."""
+    has = (group / "cgroup.controllers").read_text().split()
+    wanted = " ".join(f"+{controller}" for controller in has if controller in CONTROLLERS)
+    try:
+        (group / "cgroup.subtree_control").write_text(wanted)
+    except OSError as error:
+        raise ClusterError(f"{group} cannot hand {wanted} down: {error.strerror} ({_IN_A_CONTAINER})") from error
 
 
 def processes(name: str, group: str = "") -> set[int]:
