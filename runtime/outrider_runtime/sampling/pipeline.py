@@ -1,7 +1,8 @@
-"""From logits to tokens, a whole batch of rows at once, target's and draft's alike.
+"""From logits to tokens, a whole batch of rows at once, target's and draft's alike, in torch.
 
-The one rule: the token at position j is the one that maximises log p_j + G(seed, j), with p_j what is left after
-penalties, temperature, top-k and top-p, and G the noise; greedy is without noise. No row depends on another.
+The one rule: the token at position j is the one that maximises log p_j + G(seed, j), with p_j what is left after bias,
+penalties, bans, temperature, top-k, top-p and min-p, and G the noise; greedy is without noise. No row depends on
+another. On CUDA the kernels do the same (../kernels/sampling.py); sampler.py chooses.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from torch import Tensor
 
 from outrider_runtime.sampling.noise import gumbel
 from outrider_runtime.sampling.params import SamplingParams
+from outrider_runtime.sampling.table import HEADER_WORDS, Layout, Mode, SamplingTable, Settings, mode_of
 
 LOGITS_AT_ONCE = 1 << 23  # elements; each takes several temporaries of up to 8 bytes
-COLDEST = 1e-6  # temperature; below, quotients leave float32's range and the text is greedy's anyway
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,113 +34,128 @@ class Row:
     def position(self) -> int:
         return len(self.tokens) + len(self.drafted)
 
-    @property
-    def generated(self) -> list[int]:
-        return [*self.tokens[self.prompt_length :], *self.drafted]
-
-    def banned(self, eos_token_ids: Collection[int]) -> set[int]:
-        """The tokens that would end the request before min_tokens."""
-        if self.position - self.prompt_length >= self.params.min_tokens:
-            return set()
-        return set(self.params.stop_token_ids) | (set() if self.params.ignore_eos else set(eos_token_ids))
-
 
 def sample(logits: Tensor, rows: Sequence[Row], eos_token_ids: Collection[int] = ()) -> Tensor:
     """[rows, vocab] logits to [rows] token ids, int64, on the logits' device. The logits are left as they were."""
-    at_once = max(1, LOGITS_AT_ONCE // logits.shape[-1])
-    starts = range(0, len(rows), at_once)
-    parts = [_sample(logits[i : i + at_once], rows[i : i + at_once], eos_token_ids) for i in starts]
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+    mode = max(mode_of(row.params) for row in rows)
+    positions = [row.position for row in rows]
+    texts = [[0]] * len(rows)
+    if mode is Mode.FULL:
+        longest = max(positions)
+        texts = [[*row.tokens, *row.drafted, *[0] * (longest - row.position)] for row in rows]
+    layout = Layout(
+        bias=max(len(row.params.logit_bias) for row in rows),
+        ends=max(len(row.params.stop_token_ids) for row in rows) + len(eos_token_ids),
+        words=max(len(row.params.bad_words) for row in rows),
+        word_length=max((len(word) for row in rows for word in row.params.bad_words), default=1),
+    )
+    table = SamplingTable(torch.tensor(texts, dtype=torch.int32, device=logits.device), eos_token_ids, layout)
+    for slot, row in enumerate(rows):
+        table.write(slot, row.params, row.seed, row.prompt_length)
+    slots = torch.arange(len(rows), dtype=torch.int32, device=logits.device)
+    return draw(logits, slots, torch.tensor(positions, dtype=torch.int32, device=logits.device), table, mode).long()
 
 
-def _sample(logits: Tensor, rows: Sequence[Row], eos_token_ids: Collection[int]) -> Tensor:
-    logits = _without(_penalised(logits.to(torch.float32), rows), rows, eos_token_ids)
-    drawn = [index for index, row in enumerate(rows) if row.params.temperature > 0]
-    if len(drawn) == len(rows):
-        return _drawn(logits, rows)
-    tokens = logits.argmax(-1)
-    if drawn:
-        members = _indices(drawn, logits)
-        tokens[members] = _drawn(logits[members], [rows[index] for index in drawn])
-    return tokens
+def draw(logits: Tensor, slots: Tensor, positions: Tensor, table: SamplingTable, mode: Mode) -> Tensor:
+    """sampler.py's sample(), on any device; it may wait for the device."""
+    if mode is Mode.GREEDY:
+        return logits.argmax(-1).to(torch.int32)
+    at_once = max(1, LOGITS_AT_ONCE // max(logits.shape[-1], table.tokens.shape[-1]))
+    chunks = [slice(start, start + at_once) for start in range(0, len(logits), at_once)]
+    tokens = [_draw(logits[chunk], slots[chunk], positions[chunk], table, mode) for chunk in chunks]
+    return torch.cat(tokens).to(torch.int32)
 
 
-def _drawn(logits: Tensor, rows: Sequence[Row]) -> Tensor:
-    temperatures = _column([max(row.params.temperature, COLDEST) for row in rows], logits)
-    logits = _truncated(logits / temperatures, rows)
-    seeds = torch.tensor([_int64(row.seed) for row in rows], device=logits.device)
-    positions = torch.tensor([row.position for row in rows], device=logits.device)
-    return (logits + gumbel(seeds, positions, logits.shape[-1])).argmax(-1)
+def _draw(logits: Tensor, slots: Tensor, positions: Tensor, table: SamplingTable, mode: Mode) -> Tensor:
+    rows = table.rows[slots] if mode is Mode.FULL else table.rows[slots, :HEADER_WORDS]
+    settings = Settings(rows)
+    logits = logits.to(torch.float32)
+    if mode is Mode.FULL:
+        text = table.tokens[slots, : int(positions.max())].long()
+        logits = _biased(logits, rows, table.layout)
+        logits = _penalised(logits, settings, text, positions)
+        logits = _without(logits, rows, table.layout, settings, text, positions)
+    drawn = settings.temperature > 0
+    logits = logits / torch.where(drawn, settings.temperature, 1).unsqueeze(1)
+    if mode is Mode.FULL:
+        logits = _truncated(logits, settings)
+    noise = gumbel(settings.seeds, positions.long(), logits.shape[-1])
+    return (logits + noise.mul_(drawn.unsqueeze(1))).argmax(-1)
 
 
-def _penalised(logits: Tensor, rows: Sequence[Row]) -> Tensor:
+def _biased(logits: Tensor, rows: Tensor, layout: Layout) -> Tensor:
+    ids = rows[:, layout.bias_ids : layout.bias_values]
+    if not bool((ids >= 0).any()):
+        return logits
+    values = rows[:, layout.bias_values : layout.end_ids].view(torch.float32)
+    known = (ids >= 0) & (ids < logits.shape[-1])  # a draft may know fewer ids than its target
+    return logits.scatter_add(1, torch.where(known, ids, 0).long(), torch.where(known, values, 0))
+
+
+def _penalised(logits: Tensor, settings: Settings, text: Tensor, positions: Tensor) -> Tensor:
     """Repetition penalty over prompt and generated tokens, then frequency and presence over generated ones."""
-    members = [
-        index
-        for index, row in enumerate(rows)
-        if row.params.repetition_penalty != 1 or row.params.frequency_penalty or row.params.presence_penalty
-    ]
-    if not members:
+    repetition, presence, frequency = (
+        penalty.unsqueeze(1)
+        for penalty in (settings.repetition_penalty, settings.presence_penalty, settings.frequency_penalty)
+    )
+    if not bool(((repetition != 1) | (presence != 0) | (frequency != 0)).any()):
         return logits
-    chosen = [rows[index] for index in members]
-    counts = _counts([row.generated for row in chosen], logits)
-    seen = (counts > 0) | (_counts([row.tokens[: row.prompt_length] for row in chosen], logits) > 0)
-    part = logits[_indices(members, logits)]
-    repetition = _column([row.params.repetition_penalty for row in chosen], logits)
-    part = torch.where(seen, torch.where(part > 0, part / repetition, part * repetition), part)
-    part -= _column([row.params.frequency_penalty for row in chosen], logits) * counts
-    part -= _column([row.params.presence_penalty for row in chosen], logits) * (counts > 0)
-    return logits.index_copy(0, _indices(members, logits), part)
+    index = torch.arange(text.shape[1], device=text.device)
+    written = index < positions.unsqueeze(1)
+    counts = _counts(text, written & (index >= settings.prompt_length.unsqueeze(1)), logits)
+    seen = _counts(text, written, logits) > 0
+    logits = torch.where(seen, torch.where(logits > 0, logits / repetition, logits * repetition), logits)
+    logits = logits - frequency * counts
+    return logits - presence * (counts > 0)
 
 
-def _without(logits: Tensor, rows: Sequence[Row], eos_token_ids: Collection[int]) -> Tensor:
-    known = range(logits.shape[-1])  # a draft may know fewer ids than its target
-    banned = [(index, token) for index, row in enumerate(rows) for token in row.banned(eos_token_ids) if token in known]
-    if not banned:
-        return logits
-    where = torch.tensor(banned, device=logits.device).unbind(1)
-    return logits.index_put(where, torch.tensor(-torch.inf, device=logits.device))
+def _counts(text: Tensor, counted: Tensor, logits: Tensor) -> Tensor:
+    """How often each token id occurs in each text where it is counted, [rows, vocab] float32."""
+    known = counted & (text < logits.shape[-1])
+    return torch.zeros_like(logits).scatter_add_(1, torch.where(known, text, 0), known.to(torch.float32))
 
 
-def _truncated(logits: Tensor, rows: Sequence[Row]) -> Tensor:
-    """Tokens outside top-k, then outside top-p of what is left, get -inf; the likeliest always stays."""
+def _without(
+    logits: Tensor, rows: Tensor, layout: Layout, settings: Settings, text: Tensor, positions: Tensor
+) -> Tensor:
+    """What would end the request before min_tokens, or complete a bad word, gets -inf."""
+    ends = rows[:, layout.end_ids : layout.bad_words]
+    early = positions - settings.prompt_length < settings.min_tokens
+    words = rows[:, layout.bad_words : layout.bad_words + layout.words * layout.word_length]
+    words = words.reshape(len(rows), layout.words, layout.word_length)
+    back = positions.unsqueeze(1) + torch.arange(1 - layout.word_length, 0, device=text.device)
+    generated = back >= settings.prompt_length.unsqueeze(1)
+    tail = torch.where(generated, text.gather(1, back.clamp(min=0)), -2)  # -2 is no token
+    begun = words[..., :-1]
+    completed = ((begun == tail.unsqueeze(1)) | (begun < 0)).all(-1)
+    banned = torch.cat((torch.where(early.unsqueeze(1), ends, -1), torch.where(completed, words[..., -1], -1)), dim=1)
+    row, column = ((banned >= 0) & (banned < logits.shape[-1])).nonzero().unbind(1)
+    return logits.index_put((row, banned[row, column].long()), logits.new_tensor(-torch.inf))
+
+
+def _truncated(logits: Tensor, settings: Settings) -> Tensor:
+    """Tokens outside top-k, outside top-p of what that left, or below min_p of the likeliest's probability get -inf.
+
+    Equal logits stay or go together: a token stays if fewer than k, and less than p, are likelier than it. So the
+    outcome depends on no order, and the likeliest always stays.
+    """
     vocab_size = logits.shape[-1]
-    members = [index for index, row in enumerate(rows) if 0 < row.params.top_k < vocab_size or row.params.top_p < 1]
-    if not members:
+    needed = (settings.top_k > 0) | (settings.top_p < 1) | (settings.log_min_p > -torch.inf)
+    members = (needed & (settings.temperature > 0)).nonzero().squeeze(1)
+    if not len(members):
         return logits
-    chosen = [rows[index] for index in members]
-    part = logits[_indices(members, logits)]
-    kept = [row.params.top_k if row.params.top_k > 0 else vocab_size for row in chosen]
-    width = min(max(kept), vocab_size)
-    ordered, ids = part.topk(width) if width < vocab_size else part.sort(descending=True, stable=True)
-    ranks = torch.arange(width, device=logits.device)
-    ordered = ordered.masked_fill(ranks >= _column(kept, logits), -torch.inf)
-    probabilities = ordered.softmax(-1)
-    before = probabilities.cumsum(-1) - probabilities  # the mass of all likelier tokens
-    outside = (before >= _column([row.params.top_p for row in chosen], logits)) & (ranks > 0)
-    ordered = ordered.masked_fill(outside, -torch.inf)
-    part = torch.full_like(part, -torch.inf).scatter(-1, ids, ordered)
-    return logits.index_copy(0, _indices(members, logits), part)
-
-
-def _counts(texts: Sequence[Sequence[int]], logits: Tensor) -> Tensor:
-    """How often each token id occurs in each text, [rows, vocab]. Ids that a draft does not know are passed over."""
-    known = logits.shape[-1]
-    texts = [[token for token in text if token < known] for text in texts]
-    counts = torch.zeros(len(texts), known, device=logits.device)
-    tokens = torch.tensor([token for text in texts for token in text], dtype=torch.int64, device=logits.device)
-    owners = torch.arange(len(texts), device=logits.device).repeat_interleave(_indices(list(map(len, texts)), logits))
-    return counts.index_put_((owners, tokens), torch.ones((), device=logits.device), accumulate=True)
-
-
-def _column(values: Sequence[float], like: Tensor) -> Tensor:
-    return torch.tensor(values, dtype=torch.float32, device=like.device).unsqueeze(1)
-
-
-def _indices(members: Sequence[int], like: Tensor) -> Tensor:
-    return torch.tensor(members, dtype=torch.int64, device=like.device)
-
-
-def _int64(seed: int) -> int:
-    """Any integer, folded into the range of a signed 64-bit one."""
-    return (seed + (1 << 63)) % (1 << 64) - (1 << 63)
+    part, top_k, top_p = logits[members], settings.top_k[members], settings.top_p[members].unsqueeze(1)
+    top_k = torch.where(top_k > 0, top_k, vocab_size).clamp(max=vocab_size).long().unsqueeze(1)
+    ordered = part.topk(int(top_k.max())).values
+    largest = ordered[:, :1]
+    floor = ordered.gather(1, top_k - 1)
+    mass = (ordered - largest).exp().double()
+    before = mass.cumsum(1) - mass
+    total = torch.where(part >= floor, (part - largest).exp(), 0).double().sum(1, keepdim=True)
+    first = torch.ones_like(ordered, dtype=torch.bool)  # of its equals
+    first[:, 1:] = ordered[:, 1:] < ordered[:, :-1]
+    inside = first & ((before < top_p.double() * total) | (top_p >= 1))
+    inside[:, 0] = True
+    floor = torch.maximum(floor, torch.where(inside, ordered, torch.inf).amin(1, keepdim=True))
+    floor = torch.maximum(floor, largest + settings.log_min_p[members].unsqueeze(1))
+    return logits.index_copy(0, members, part.masked_fill(part < floor, -torch.inf))

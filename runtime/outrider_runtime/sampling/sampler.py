@@ -1,0 +1,18 @@
+"""Sampling by slot: the kernels where there is a CUDA device, the pipeline in torch where not. Both draw the same."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from outrider_runtime.sampling.pipeline import draw
+from outrider_runtime.sampling.table import Mode, SamplingTable
+
+
+def sample(logits: Tensor, slots: Tensor, positions: Tensor, table: SamplingTable, mode: Mode) -> Tensor:
+    """[rows, vocab] logits to [rows] token ids, int32. The logits are left as they were.
+
+    `slots` [rows] int32 say whose rows they are, `positions` [rows] int32 how many tokens stand before the drawn one:
+    those are `table.tokens[slot, :position]`, drafts included. `mode` is the largest mode_of() of the requests; one
+    larger than needed changes nothing. Equal logits go to the lowest id.
+    """
+    return draw(logits, slots, positions, table, mode)
