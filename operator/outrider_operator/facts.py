@@ -23,6 +23,12 @@ def ready_names(observed: Observed) -> list[str]:
     return sorted(pod.name for pod in observed.pods if pod.ready and not pod.deleting)
 
 
+def current_pods(observed: Observed) -> frozenset[str]:
+    """The ready pods of the template that the Deployment has now."""
+    template = template_hash(observed.deployment or {})
+    return frozenset(p.name for p in observed.pods if p.ready and not p.deleting and p.template == template)
+
+
 def view_of(observed: Observed) -> View:
     return View.of(observed.fleet, ready_names(observed), observed.now)
 

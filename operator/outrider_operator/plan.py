@@ -10,7 +10,7 @@ from typing import Any
 from outrider_operator.api.reasons import EventReason, Reason, SpeculationState
 from outrider_operator.api.v1alpha1 import Mode, SpeculativeModelSpec
 from outrider_operator.errors import NameConflict, Refused
-from outrider_operator.facts import is_suspended, live_replicas, view_of
+from outrider_operator.facts import current_pods, is_suspended, live_replicas, view_of
 from outrider_operator.fleet import autoscale, saturation
 from outrider_operator.fleet.autoscale import Past, Situation
 from outrider_operator.fleet.history import LOAD_WINDOW
@@ -65,10 +65,15 @@ class Plan:
     children: tuple[Mapping[str, Any], ...] = ()
     prune: tuple[tuple[str, str], ...] = ()  # (kind, name)
     policy: Policy | None = None
+    trial: Policy | None = None  # what pod `memory.trial` is told instead
     memory: Memory = field(default_factory=Memory)
     scaling: Scaling | None = None
     events: tuple[Event, ...] = ()
     refusal: Refused | None = None
+
+    def policy_of(self, pod: str) -> Policy | None:
+        """What that pod is to be told."""
+        return self.trial if self.trial and pod == self.memory.trial else self.policy
 
 
 def plan(observed: Observed, defaults: Defaults) -> Plan:
@@ -90,7 +95,8 @@ def _decided(observed: Observed, defaults: Defaults) -> Plan:
     before = remembered(config_map.body if config_map else None)
     at = float(int(observed.wall.timestamp()))
     scaling_out = _scaling_out(observed, spec, view, past)
-    memory = saturation.decide(before, spec.speculative_decoding, view, at, scaling_out)
+    situation = saturation.Situation(spec, view, at, scaling_out, current_pods(observed))
+    memory = saturation.decide(before, situation)
     policy = saturation.policy(memory, spec.speculative_decoding)
     replicas, scaling = _replicas(observed, spec, view, past, before, memory)
     try:
@@ -101,6 +107,7 @@ def _decided(observed: Observed, defaults: Defaults) -> Plan:
         children=children,
         prune=_leftovers(observed, children),
         policy=policy,
+        trial=saturation.trial(spec.speculative_decoding) if memory.trial else None,
         memory=memory,
         scaling=scaling,
         events=_scaled(scaling),

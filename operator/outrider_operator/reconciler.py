@@ -97,7 +97,7 @@ class Reconciler:
         if isinstance(planned.refusal, NameConflict):
             raise planned.refusal  # no watch shows the object in the way, so only looking again tells when it is gone
         if planned.refusal is None and planned.policy is not None:
-            await self._teller.tell(key, _ready(observed), observed.fleet, planned.policy)
+            await self._teller.tell(key, _ready(observed), observed.fleet, planned.policy_of)
 
     async def _attempt(self, key: Key) -> str:
         try:

@@ -24,9 +24,15 @@ class Teller:
         self._put, self._rounds, self._tokens = put, rounds, tokens
         self._refused: dict[Key, str] = {}  # last revision that a pod refused, so that it is logged once
 
-    async def tell(self, key: Key, pods: Sequence[Pod], fleet: Fleet, policy: Policy) -> None:
-        """Never raises for a pod's fault: the next round shows who still thinks otherwise."""
-        await asyncio.gather(*(self._tell(key, pod, policy) for pod in pods if _disagrees(fleet, pod, policy)))
+    async def tell(
+        self, key: Key, pods: Sequence[Pod], fleet: Fleet, policy_of: Callable[[str], Policy | None]
+    ) -> None:
+        """Tell each pod the policy that is its own. Never raises for a pod's fault: the next round shows who still
+        thinks otherwise."""
+        due = ((pod, policy_of(pod.name)) for pod in pods)
+        await asyncio.gather(
+            *(self._tell(key, pod, policy) for pod, policy in due if policy and _disagrees(fleet, pod, policy))
+        )
 
     def forget(self, key: Key) -> None:
         self._refused.pop(key, None)

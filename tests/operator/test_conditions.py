@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 from tests.operator.build import DEFAULTS, DRAFTED, START, Did, child, merged, model, observed, pod, samples
@@ -57,6 +59,15 @@ class Situation:
         self.children["Deployment"] = replace(self.children["Deployment"], body=body)
         return self
 
+    def remembering(self, **fields):
+        """What was decided before, as the ConfigMap keeps it: the plan's own memory, with these fields changed."""
+        memory = {**self.plan().memory.to_json(), **fields}
+        config_map = self.children["ConfigMap"]
+        self.children["ConfigMap"] = replace(
+            config_map, body={**config_map.body, "data": {"memory": json.dumps(memory)}}
+        )
+        return self
+
     def before(self, *conditions):
         """An earlier status of this generation with these conditions, given as type, status and reason."""
         said = [
@@ -66,12 +77,17 @@ class Situation:
         self.model = replace(self.model, status={"observedGeneration": 1, "conditions": said})
         return self
 
-    def status(self):
+    def observed(self):
         ready = {each.name for each in self.pods if each.ready}
         fleet = Fleet({name: those for name, those in self.samples.items() if name in ready})
         values = {"children": self.children, "pods": tuple(self.pods), "fleet": fleet, "now": self.now}
-        seen = observed(**{"model": self.model, **values, **self.fields})
-        result = status(seen, plan(seen, DEFAULTS))
+        return observed(**{"model": self.model, **values, **self.fields})
+
+    def plan(self):
+        return plan(self.observed(), DEFAULTS)
+
+    def status(self):
+        result = status(self.observed(), self.plan())
         SpeculativeModelStatus.model_validate(result)
         return result
 
@@ -358,6 +374,21 @@ def test_a_foreign_owner_of_replicas_is_named():
 )
 def test_speculation_is_active_while_tokens_are_drafted(parts, did, says):
     assert Situation({"speculativeDecoding": parts}, did=did).says("SpeculationActive") == says
+
+
+def test_low_acceptance_says_what_it_waits_for():
+    situation = Situation({"speculativeDecoding": {"minAcceptancePercent": 40}}, did=Did(running=9, acceptance=0.1))
+    situation.remembering(since=1.0)
+    assert situation.says("SpeculationActive") == ("False", "LowAcceptance")
+    message = situation.conditions()["SpeculationActive"]["message"]
+    assert message == (
+        "fewer than 40 % of the drafted tokens were accepted (once); "
+        f"tried again at {START + timedelta(seconds=60):%Y-%m-%dT%H:%M:%SZ}"
+    )
+    situation.remembering(attempts=3, retry_at=1.0, trial="llama-0")
+    situation.samples = {"llama-0": samples([Did()] * 13)}
+    message = situation.conditions()["SpeculationActive"]["message"]
+    assert message.endswith("(3 times in a row); being tried again on pod llama-0")
 
 
 # -- times and restarts --------------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ class Setting:
         self.tried: list[tuple[str, str]] = []
         self.heard: list[tuple[str, str]] = []
         self.doubted = False
+        self.own: dict[str, Policy] = {}  # policies of pods that have one of their own
         self.teller = Teller(self.put, self, self)  # type: ignore[arg-type]  # it plays rounds and tokens too
 
     async def put(self, pod: Pod, policy: Policy, token: str) -> Answer:
@@ -45,13 +46,16 @@ class Setting:
     def told(self, key: Key, pod: str, answer: Answer) -> None:
         self.heard.append((pod, answer.revision))
 
+    def policies(self, pod: str) -> Policy:
+        return self.own.get(pod, POLICY)
+
     async def tell(self, **revisions: str | None) -> None:
         """Each pod's last sample shows this revision; None stands for no answer."""
         samples = {
             name: (Sample(0.0, None if revision is None else answer(revision=revision)),)
             for name, revision in revisions.items()
         }
-        await self.teller.tell(LLAMA, [pod(name) for name in revisions], Fleet(samples=samples), POLICY)
+        await self.teller.tell(LLAMA, [pod(name) for name in revisions], Fleet(samples=samples), self.policies)
 
 
 async def test_only_pods_with_another_revision_are_told() -> None:
@@ -59,6 +63,15 @@ async def test_only_pods_with_another_revision_are_told() -> None:
     await setting.tell(a="old", b=POLICY.revision, c="older")
     assert setting.tried == [("a", "new"), ("c", "new")]
     assert setting.heard == [("a", POLICY.revision), ("c", POLICY.revision)]
+
+
+async def test_a_pod_on_trial_is_told_a_policy_of_its_own() -> None:
+    setting = Setting()
+    trial = Policy("Auto", SpeculationState.ACTIVE, "", 4, None).sealed()
+    setting.own = {"b": trial}
+    await setting.tell(a="old", b=POLICY.revision)
+    await setting.tell(a=POLICY.revision, b=trial.revision)
+    assert setting.heard == [("a", POLICY.revision), ("b", trial.revision)]
 
 
 async def test_a_pod_that_did_not_answer_is_not_told() -> None:

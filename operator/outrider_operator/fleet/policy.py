@@ -9,6 +9,8 @@ from typing import Any
 from outrider_operator.api.reasons import SpeculationState
 from outrider_operator.digest import digest
 
+_END_OF_TIME = 1e11  # seconds since the epoch, beyond which dates cannot be written
+
 
 @dataclass(frozen=True, slots=True)
 class Policy:
@@ -44,7 +46,9 @@ class Memory:
     reason: str = ""
     since: float = 0.0
     attempts: int = 0  # pauses for low acceptance since it last passed
-    retry_at: float = 0.0  # end of the current pause
+    retry_at: float = 0.0  # end of the current pause; 0 while there is none
+    trial: str = ""  # the pod on which speculation is tried again after the pause
+    paused_for: str = ""  # hash of all that acceptance depends on: a change ends the pause
     disable_at: float = 0.0  # threshold at which load suspended it, kept until it resumes; 0 when it did not
     spec_hash: str = ""  # of mode, method and draft: a change starts over
 
@@ -55,11 +59,14 @@ class Memory:
     def from_json(cls, data: Mapping[str, Any]) -> Memory:
         """Unknown keys are ignored and missing ones take their defaults, so that versions can read each other's.
 
-        Raises ValueError or TypeError for a value of another kind.
+        Raises ValueError or TypeError for a value of another kind, or for a time that no clock shows.
         """
         fresh = cls()
         known = {}
         for name in cls.__dataclass_fields__:
             if name in data:
                 known[name] = type(getattr(fresh, name))(data[name])
-        return cls(**known)
+        memory = cls(**known)
+        if not all(0 <= value < _END_OF_TIME for value in (memory.since, memory.retry_at, memory.disable_at)):
+            raise ValueError("a time or threshold in the memory is out of range")
+        return memory

@@ -3,45 +3,81 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from statistics import median_low
 
 from outrider_operator.api.reasons import Reason, SpeculationState
-from outrider_operator.api.v1alpha1 import Mode, Saturation, SpeculativeDecoding
+from outrider_operator.api.v1alpha1 import Mode, Saturation, SpeculativeDecoding, SpeculativeModelSpec
 from outrider_operator.digest import digest
+from outrider_operator.fleet import acceptance
 from outrider_operator.fleet.policy import Memory, Policy
 from outrider_operator.fleet.windows import Round, View
 
 
-def decide(
-    memory: Memory, speculation: SpeculativeDecoding, view: View, at: float, scale_out_in_progress: bool
-) -> Memory:
-    """The state from now on. `at` is seconds since the epoch, for `since`; durations come from the samples alone.
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """What a decision looks at. `at` is seconds since the epoch, for what has to outlive the operator; durations within
+    the samples come from the samples alone. `current` are the ready pods of the current template."""
 
-    Equal to `memory` unless something changes, so that a decision can be repeated.
+    spec: SpeculativeModelSpec
+    view: View
+    at: float
+    scale_out_in_progress: bool = False
+    current: frozenset[str] = frozenset()
+
+
+def decide(memory: Memory, s: Situation) -> Memory:
+    """The state from now on. Equal to `memory` unless something changes, so that a decision can be repeated.
+
+    Speculation is off while load saturates the batches, or acceptance was too low: two causes with a memory each.
     """
-    subject = _subject(speculation)
-    if memory.spec_hash != subject:
-        memory = _turned(Memory(spec_hash=subject), SpeculationState.ACTIVE, "", at)
+    speculation = s.spec.speculative_decoding
+    if memory.spec_hash != (subject := _subject(speculation)):
+        memory = Memory(spec_hash=subject)
     if speculation.mode is Mode.DISABLED:
-        return _turned(memory, SpeculationState.DISABLED, Reason.DISABLED_BY_SPEC, at)
-    if speculation.mode is Mode.ENABLED:
-        return _turned(memory, SpeculationState.ACTIVE, "", at)
-    if not view.measurable:
+        return _turned(memory, SpeculationState.DISABLED, Reason.DISABLED_BY_SPEC, s.at)
+    if speculation.mode is Mode.AUTO:
+        memory = _by_acceptance(memory, s)
+        memory = _by_load(memory, s)
+    return _turned(memory, *_outcome(memory), s.at)
+
+
+def _by_acceptance(memory: Memory, s: Situation) -> Memory:
+    speculation, about = s.spec.speculative_decoding, _drafting(s.spec)
+    floor = speculation.min_acceptance_percent
+    if floor is None or (memory.retry_at and memory.paused_for != about):
+        memory = replace(memory, attempts=0, retry_at=0.0, trial="", paused_for="")
+    if floor is None or not s.view.measurable:
         return memory
-    threshold = disable_at(memory, speculation.saturation, view)
-    if threshold is None:
+    decided = acceptance.decide(memory, floor, s.view.of_pods(s.current), s.at, trial(speculation).revision)
+    return replace(decided, paused_for=about if decided.retry_at else "")
+
+
+def _by_load(memory: Memory, s: Situation) -> Memory:
+    saturation = s.spec.speculative_decoding.saturation
+    threshold = disable_at(memory, saturation, s.view)
+    if threshold is None or not s.view.measurable:
         return memory
-    window = view.window(speculation.saturation.stabilization_window_seconds)
-    if memory.state is SpeculationState.ACTIVE:
-        if _held(window, lambda running: running >= threshold):
-            suspended = _turned(memory, SpeculationState.SUSPENDED, Reason.SATURATED, at)
-            return replace(suspended, disable_at=threshold)
-    elif memory.reason == Reason.SATURATED and not scale_out_in_progress:
-        resume_at = enable_at(threshold, speculation.saturation)
-        if _held(window, lambda running: running <= resume_at):
-            return replace(_turned(memory, SpeculationState.ACTIVE, "", at), disable_at=0.0)
+    seconds = saturation.stabilization_window_seconds
+    window = s.view.window(seconds)
+    if memory.disable_at:
+        resume_at = enable_at(threshold, saturation)
+        if not s.scale_out_in_progress and _held(window, lambda running: running <= resume_at):
+            return replace(memory, disable_at=0.0)
+    elif _held(window, lambda running: running >= threshold):
+        # a break-even that has just become known must not turn what has just been turned
+        measured = saturation.disable_at_concurrency is None
+        if not (measured and acceptance.is_recent(memory.since, s.at, seconds)):
+            return replace(memory, disable_at=threshold)
     return memory
+
+
+def _outcome(memory: Memory) -> tuple[SpeculationState, str]:
+    if memory.disable_at:
+        return SpeculationState.SUSPENDED, Reason.SATURATED
+    if memory.retry_at:
+        return SpeculationState.SUSPENDED, Reason.LOW_ACCEPTANCE
+    return SpeculationState.ACTIVE, ""
 
 
 def policy(memory: Memory, speculation: SpeculativeDecoding) -> Policy:
@@ -53,6 +89,11 @@ def policy(memory: Memory, speculation: SpeculativeDecoding) -> Policy:
         num_speculative_tokens=speculation.num_speculative_tokens,
         min_acceptance_percent=speculation.min_acceptance_percent,
     ).sealed()
+
+
+def trial(speculation: SpeculativeDecoding) -> Policy:
+    """What a pod is told on which speculation is tried again."""
+    return policy(Memory(state=SpeculationState.ACTIVE), speculation)
 
 
 def disable_at(memory: Memory, saturation: Saturation, view: View) -> float | None:
@@ -113,3 +154,10 @@ def _subject(speculation: SpeculativeDecoding) -> str:
     draft = speculation.draft
     about = [speculation.mode, speculation.effective_method, draft and [draft.uri, draft.revision]]
     return digest(about, 8)
+
+
+def _drafting(spec: SpeculativeModelSpec) -> str:
+    """Hash of what acceptance depends on, besides the text: another of these is worth trying at once."""
+    speculation = spec.speculative_decoding
+    tokens, floor = speculation.num_speculative_tokens, speculation.min_acceptance_percent
+    return digest([_subject(speculation), spec.model.uri, spec.model.revision, tokens, floor], 8)

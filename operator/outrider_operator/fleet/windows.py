@@ -51,7 +51,7 @@ def _interval(before: Sample, after: Sample) -> Interval | None:
     if before.answer is None or after.answer is None or not 0 < after.at - before.at <= THINNED:
         return None
     now, then = after.answer.counters, before.answer.counters
-    if _restarted(now, then):
+    if restarted(now, then):
         then = _NOTHING  # all it counted, it counted since
     seconds = now.uptime_seconds - then.uptime_seconds
     if seconds <= 0:
@@ -70,7 +70,7 @@ def _interval(before: Sample, after: Sample) -> Interval | None:
     )
 
 
-def _restarted(now: Counters, then: Counters) -> bool:
+def restarted(now: Counters, then: Counters) -> bool:
     """Whether any counter fell. Uptime alone does not tell: a process may have run longer than the one before it."""
     return (
         now.uptime_seconds < then.uptime_seconds
@@ -157,6 +157,10 @@ class View:
     def of(cls, fleet: Fleet, ready: Sequence[str], now: float) -> View:
         known = {**fleet.gone, **fleet.samples}
         return cls({name: known.pop(name, ()) for name in ready}, known, now)
+
+    def of_pods(self, names: frozenset[str]) -> View:
+        """The view of some of the ready pods alone."""
+        return View({name: those for name, those in self.ready.items() if name in names}, {}, self.now)
 
     @cached_property
     def tracks(self) -> dict[str, Track]:

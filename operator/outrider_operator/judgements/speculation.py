@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 from outrider_operator.api.reasons import ConditionType, Reason, SpeculationState, Status
 from outrider_operator.api.v1alpha1 import Mode
 from outrider_operator.facts import Facts
 from outrider_operator.fleet.history import REPORT_WINDOW
+from outrider_operator.fleet.policy import Memory, Policy
 from outrider_operator.judgements.loaded import without_pods
 from outrider_operator.judgements.scaling import unmeasured
 from outrider_operator.judgements.verdict import Chain, Verdict, find
@@ -28,10 +31,25 @@ def _suspended_by_policy(facts: Facts) -> Verdict | None:
     policy, memory = facts.plan.policy, facts.plan.memory
     if policy is None or policy.state is not SpeculationState.SUSPENDED:
         return None
-    if policy.reason == Reason.SATURATED:
-        at = f" at {memory.disable_at:g} running requests per replica" if memory.disable_at else ""
-        return Verdict(Status.FALSE, Reason.SATURATED, f"batches are too full for speculation to pay{at}")
-    return Verdict(Status.FALSE, Reason(policy.reason), "suspended by policy")
+    if policy.reason == Reason.LOW_ACCEPTANCE:
+        return _low_acceptance(policy, memory)
+    at = f" at {memory.disable_at:g} running requests per replica" if memory.disable_at else ""
+    return Verdict(Status.FALSE, Reason.SATURATED, f"batches are too full for speculation to pay{at}")
+
+
+def _low_acceptance(policy: Policy, memory: Memory) -> Verdict:
+    """What it waits for, in words that stay while it waits: a message that moves is a write each time."""
+    tried = "once" if memory.attempts == 1 else f"{memory.attempts} times in a row"
+    next_step = f"being tried again on pod {memory.trial}" if memory.trial else f"tried again {_clock(memory.retry_at)}"
+    return Verdict(
+        Status.FALSE,
+        Reason.LOW_ACCEPTANCE,
+        f"fewer than {policy.min_acceptance_percent} % of the drafted tokens were accepted ({tried}); {next_step}",
+    )
+
+
+def _clock(seconds: float) -> str:
+    return f"at {datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
 def _drafting(facts: Facts) -> Verdict | None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from outrider_operator.api.reasons import SpeculationState
 from outrider_operator.fleet.policy import Memory, Policy
 
@@ -27,3 +29,13 @@ def test_memory_of_another_version_is_read_as_far_as_it_is_known():
     memory = Memory(SpeculationState.SUSPENDED, "Saturated", since=1.5)
     assert Memory.from_json(json.loads(json.dumps(memory.to_json())) | {"later": 1}) == memory
     assert Memory.from_json({}) == Memory()
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [{"state": "Odd"}, {"since": "soon"}, {"retry_at": float("nan")}, {"retry_at": 1e300}, {"disable_at": -1}],
+    ids=str,
+)
+def test_a_memory_that_somebody_broke_is_told_apart(broken):
+    with pytest.raises((ValueError, TypeError)):
+        Memory.from_json(broken)

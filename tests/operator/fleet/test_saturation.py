@@ -13,16 +13,24 @@ from outrider_operator.api.reasons import SpeculationState
 from outrider_operator.api.v1alpha1 import Saturation
 from outrider_operator.fleet.policy import Memory
 from outrider_operator.fleet.samples import Fleet
-from outrider_operator.fleet.saturation import break_even, decide, disable_at, enable_at, policy, saturating
+from outrider_operator.fleet.saturation import (
+    Situation,
+    break_even,
+    decide,
+    disable_at,
+    enable_at,
+    policy,
+    saturating,
+)
 from outrider_operator.fleet.windows import View
 
 ACTIVE, SUSPENDED, DISABLED = SpeculationState.ACTIVE, SpeculationState.SUSPENDED, SpeculationState.DISABLED
 EVEN = {"break_even_concurrency": 8}
 
 
-def _speculation(window=30, **fields):
+def _spec(window=30, **fields):
     saturation = {"disableAtConcurrency": 16, "enableAtConcurrency": 12, "stabilizationWindowSeconds": window}
-    return spec({"speculativeDecoding": {"saturation": saturation, **fields}}).speculative_decoding
+    return spec({"speculativeDecoding": {"saturation": saturation, **fields}})
 
 
 def _view(*pods, now=None):
@@ -34,14 +42,17 @@ def _view(*pods, now=None):
     return View.of(Fleet(histories), sorted(histories), 5.0 * length if now is None else now)
 
 
-def _decide(view, speculation=None, memory=None, scale_out=False):
-    speculation = speculation or _speculation()
-    fresh = decide(Memory(), speculation, View.of(Fleet(), [], 0.0), 1.0, False)
-    return decide(memory or fresh, speculation, view, 100.0, scale_out)
+NOTHING = View.of(Fleet(), [], 0.0)
 
 
-def _suspended(speculation=None):
-    memory = _decide(_view([20] * 6), speculation)
+def _decide(view, served=None, memory=None, scale_out=False):
+    served = served or _spec()
+    fresh = decide(Memory(), Situation(served, NOTHING, 1.0))
+    return decide(memory or fresh, Situation(served, view, 100.0, scale_out, frozenset(view.ready)))
+
+
+def _suspended(served=None):
+    memory = _decide(_view([20] * 6), served)
     assert memory.state is SUSPENDED
     return memory
 
@@ -101,7 +112,7 @@ def test_speculation_does_not_resume_while_replicas_are_on_their_way():
 def test_a_decision_repeated_is_the_same_and_keeps_its_time():
     memory = _suspended()
     assert memory.since == 100.0
-    assert decide(memory, _speculation(), _view([20] * 8), 200.0, False) == memory
+    assert decide(memory, Situation(_spec(), _view([20] * 8), 200.0)) == memory
 
 
 def test_nothing_is_decided_by_stale_samples():
@@ -110,32 +121,35 @@ def test_nothing_is_decided_by_stale_samples():
 
 
 def test_a_window_of_nothing_is_one_sample():
-    assert _decide(_view([20]), _speculation(window=0)).state is SUSPENDED
-    assert _decide(_view([20]), _speculation(window=5)).state is SUSPENDED
-    assert _decide(_view([20]), _speculation(window=6)).state is ACTIVE
+    assert _decide(_view([20]), _spec(window=0)).state is SUSPENDED
+    assert _decide(_view([20]), _spec(window=5)).state is SUSPENDED
+    assert _decide(_view([20]), _spec(window=6)).state is ACTIVE
 
 
 @pytest.mark.parametrize("mode", ["Enabled", "Disabled"])
 def test_a_fixed_mode_is_not_up_for_decision(mode):
-    memory = _decide(_view([99] * 9), _speculation(mode=mode))
+    memory = _decide(_view([99] * 9), _spec(mode=mode))
     assert (memory.state, memory.reason) == ((ACTIVE, "") if mode == "Enabled" else (DISABLED, "DisabledBySpec"))
 
 
 def test_another_mode_or_draft_starts_over_and_another_threshold_does_not():
     memory = _suspended()
-    nothing = View.of(Fleet(), [], 0.0)
-    assert decide(memory, _speculation(draft={"uri": "hf://a/b"}), nothing, 7.0, False).state is ACTIVE
-    assert decide(memory, _speculation(mode="Disabled"), nothing, 7.0, False).state is DISABLED
-    assert decide(memory, _speculation(window=9, numSpeculativeTokens=2), nothing, 7.0, False) == memory
+
+    def after(**fields):
+        return decide(memory, Situation(_spec(**fields), NOTHING, 7.0))
+
+    assert after(draft={"uri": "hf://a/b"}).state is ACTIVE
+    assert after(mode="Disabled").state is DISABLED
+    assert after(window=9, numSpeculativeTokens=2) == memory
 
 
 def test_without_a_threshold_load_suspends_nothing():
-    plain = spec().speculative_decoding
+    plain = spec()
     assert _decide(_view([999] * 9), plain).state is ACTIVE
 
 
 def test_the_measured_break_even_is_the_threshold_where_the_spec_has_none():
-    plain = spec().speculative_decoding
+    plain = spec()
     busy = [Did(running=9, fields=EVEN)] * 6
     memory = _decide(_view(busy), plain)
     assert memory.state is SUSPENDED
@@ -144,17 +158,17 @@ def test_the_measured_break_even_is_the_threshold_where_the_spec_has_none():
 
 
 def test_a_measured_threshold_is_frozen_while_suspended_and_read_again_after():
-    plain = spec().speculative_decoding
+    plain = spec()
     memory = _decide(_view([Did(running=9, fields=EVEN)] * 6), plain)
     calm = [Did(running=6, fields={"break_even_concurrency": 2})] * 6
-    resumed = decide(memory, plain, _view(calm), 200.0, False)
+    resumed = decide(memory, Situation(plain, _view(calm), 200.0))
     assert resumed.state is ACTIVE
-    assert disable_at(resumed, plain.saturation, _view(calm)) == 2
+    assert disable_at(resumed, plain.speculative_decoding.saturation, _view(calm)) == 2
 
 
 def test_a_threshold_taken_out_of_the_spec_does_not_suspend_for_ever():
-    plain = spec().speculative_decoding
-    assert decide(_suspended(), plain, _view([5] * 6), 200.0, False).state is ACTIVE
+    plain = spec()
+    assert decide(_suspended(), Situation(plain, _view([5] * 6), 200.0)).state is ACTIVE
 
 
 def test_the_median_of_two_break_evens_is_the_lower():
@@ -177,12 +191,12 @@ def test_a_given_lower_threshold_is_taken():
     [([20], 30, True), ([20, 15], 30, False), ([20] * 6, 60, True), ([20] * 5, 60, False), ([20] * 20, 3600, False)],
 )
 def test_saturation_is_near_when_it_would_suspend_within_the_patience(pod, window, near):
-    memory = _decide(View.of(Fleet(), [], 0.0), _speculation(window))
-    assert saturating(memory, _speculation(window), _view(pod), 30.0) is near
+    memory = _decide(NOTHING, _spec(window))
+    assert saturating(memory, _spec(window).speculative_decoding, _view(pod), 30.0) is near
 
 
 def test_the_policy_says_what_is_remembered():
-    speculation = _speculation(numSpeculativeTokens=6, minAcceptancePercent=30)
+    speculation = _spec(numSpeculativeTokens=6, minAcceptancePercent=30).speculative_decoding
     told = policy(_suspended(), speculation)
     assert told.to_json() == {
         "revision": told.revision,
@@ -201,13 +215,13 @@ def test_the_policy_says_what_is_remembered():
     st.sampled_from([0, 5, 10, 30, 60]),
 )
 def test_speculation_never_turns_twice_within_a_window(loads, window):
-    speculation = _speculation(window)
+    served = _spec(window)
     history = samples(loads)
-    memory, turns = decide(Memory(), speculation, View.of(Fleet(), [], 0.0), 1.0, False), []
+    memory, turns = decide(Memory(), Situation(served, NOTHING, 1.0)), []
     for length in range(2, len(history) + 1):
         seen = history[:length]
         view = View.of(Fleet({"a": seen}), ["a"], seen[-1].at)
-        after = decide(memory, speculation, view, seen[-1].at, False)
+        after = decide(memory, Situation(served, view, seen[-1].at))
         if after.state is not memory.state:
             turns.append(seen[-1].at)
             proof = loads[length - 1 - max(1, window // 5) : length - 1]
