@@ -1,6 +1,7 @@
 # Outrider's two images: --target operator and --target runtime.
-# Builds with `buildah bud` (hack/image/build.sh) and with `docker build`. Registry settings come in
-# as build secrets (hack/image/with-build-env): no host name is in this file, in a layer or in the history.
+# Built by `buildah bud` (hack/image/build.sh); it asks for nothing that `docker build` with BuildKit lacks, but
+# that has not been tried. Registry settings come in as build secrets (hack/image/with-build-env): no host name
+# is in this file, in a layer or in the history.
 ARG BASE=python:3.12-slim
 
 # --- tools: uv, pinned; final stages mount it, none holds it ------------------------------------
@@ -38,9 +39,10 @@ RUN --mount=type=secret,id=build_env --mount=type=secret,id=ca_bundle \
  && with-build-env uv pip install -q --python /opt/venv/bin/python --no-deps \
       -r /opt/requirements/operator.txt \
  && echo /opt/outrider > "$(/opt/venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/outrider.pth"
-COPY --chmod=0755 operator/outrider_operator /opt/outrider/outrider_operator
 USER 65532:65532
 ENTRYPOINT ["python", "-m", "outrider_operator"]
+# Last, so that changed code makes one layer anew and no step after it.
+COPY --chmod=0755 operator/outrider_operator /opt/outrider/outrider_operator
 
 # --- runtime ------------------------------------------------------------------------------------
 FROM common AS runtime
@@ -80,6 +82,6 @@ RUN --mount=type=secret,id=build_env --mount=type=secret,id=ca_bundle \
 # Threads that spin while they wait starve those they wait for, where cores are shared or under a quota.
 ENV OMP_WAIT_POLICY=passive NVIDIA_DRIVER_CAPABILITIES=compute,utility \
     TRITON_CACHE_DIR=/var/cache/outrider/triton TORCHINDUCTOR_CACHE_DIR=/var/cache/outrider/inductor
-COPY --chmod=0755 runtime/outrider_runtime /opt/outrider/outrider_runtime
 USER 65532:65532
 ENTRYPOINT ["python", "-m", "outrider_runtime"]
+COPY --chmod=0755 runtime/outrider_runtime /opt/outrider/outrider_runtime

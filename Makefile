@@ -37,7 +37,7 @@ venv:            ## the development environment, made once for all clones
 	@hack/venv
 
 images:          ## both container images, by buildah
-	@hack/image/build.sh operator && hack/image/build.sh runtime
+	@hack/image/build.sh operator runtime
 
 crds: venv       ## regenerate crds/ from the pydantic models
 	@$(VENV)/python -m outrider_operator.api.crd

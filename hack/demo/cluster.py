@@ -40,10 +40,10 @@ class Cluster:
         step.run(PROGRAM, "up")
         return "up: the node is Ready, Services and DNS answer"
 
-    def load(self, image: str, step: Step) -> None:
-        """Bring an image to the node; a foreign cluster must be able to pull it."""
+    def load(self, step: Step, *images: str) -> None:
+        """Bring images to the node; a foreign cluster must be able to pull them."""
         if self.local:
-            step.run(PROGRAM, "load-image", image)
+            step.run(PROGRAM, "load-image", *images)
 
     @contextmanager
     def reach(self, kubectl: Kubectl, service: str) -> Iterator[str]:

@@ -20,8 +20,7 @@ def build(step: Step, cluster: Cluster) -> str:
     """Build both, minutes the first time, seconds when only our code changed; says in words what there is."""
     if not cluster.local:
         return f"using {OPERATOR} and {RUNTIME}: the cluster must be able to pull them"
-    for target, image in IMAGES.items():
-        step.run(ROOT / "hack/image/build.sh", target, image)
+    step.run(ROOT / "hack/image/build.sh", *(f"{target}={image}" for target, image in IMAGES.items()))
     return "built"
 
 
@@ -29,8 +28,7 @@ def load(step: Step, cluster: Cluster) -> str:
     """Bring both to the local cluster's node; a foreign one pulls them."""
     if not cluster.local:
         return "pulled by the cluster"
-    for image in IMAGES.values():
-        cluster.load(image, step)
+    cluster.load(step, *IMAGES.values())
     (HOME.root / "demo/loaded").touch()
     return "on the node"
 

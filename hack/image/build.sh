@@ -1,6 +1,6 @@
 #!/bin/sh
-# Build one image with buildah, as root, without a container engine or a daemon.
-# Usage: hack/image/build.sh operator|runtime [image] [more `buildah bud` arguments...]
+# Build images with buildah, as root, without a container engine or a daemon.
+# Usage: hack/image/build.sh operator|runtime[=IMAGE]... [more `buildah bud` arguments...]
 #   BASE        base image (default: the local one that base.sh makes)
 #   BUILD_ENV   shell file of exports for the builder (default: made from the host's pip, uv and proxy settings)
 #   TORCH       torch.txt or torch-cpu.txt, runtime only (default: what this machine can use)
@@ -8,8 +8,9 @@
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 cd "$here/../.."
-target=$1 image=${2:-localhost/outrider-$1:dev}
-shift; [ $# -eq 0 ] || shift
+targets=
+while [ $# -gt 0 ] && [ "${1#-}" = "$1" ]; do targets="$targets $1"; shift; done
+[ -n "$targets" ] || { echo "which image? operator, runtime or both" >&2; exit 2; }
 "$here/packages"
 . "$here/torch-set"
 if [ -z "${BASE:-}" ]; then
@@ -39,6 +40,11 @@ build() {  # TARGET IMAGE [ARGUMENT...]
 home=${OUTRIDER_HOME:-$HOME/.cache/outrider}
 exec 9>"$home/image.lock"; flock 9        # clearing must not meet another clone's half-built image
 build tools localhost/outrider-tools:dev  # named, so that clearing leaves it
-[ "$target" != runtime ] || set -- --build-arg TORCH="$TORCH" "$@"
-build "$target" "$image" "$@"
+for wanted in $targets; do
+  target=${wanted%%=*} image=localhost/outrider-$target:dev torch=
+  [ "$wanted" = "$target" ] || image=${wanted#*=}
+  [ "$target" != runtime ] || torch="--build-arg=TORCH=$TORCH"
+  # shellcheck disable=SC2086  # nothing, or one word
+  build "$target" "$image" $torch "$@"
+done
 "$here/buildah" rmi --prune >/dev/null 2>&1 || :  # what only older builds used: gigabytes when the requirements change

@@ -41,9 +41,12 @@ def load(home: Home, place: Place, name: str) -> str:
     progress, began = Progress(f"load-image {name}"), time.monotonic()
     place.layout.mkdir(exist_ok=True)
     with locks.hold(place.layout / ".lock", lambda: progress.update("waiting for another load-image")):
-        have = set(ctr(place, "content", "ls", "-q").split())
         source = _storage(home, name)
-        _check_space(place, source, name, have)
+        manifest = _manifest(source, name)
+        if _loaded(place, name) == f"sha256:{hashlib.sha256(manifest).hexdigest()}":
+            return f"{name}: 0.000 MB moved, it is there"
+        have = set(ctr(place, "content", "ls", "-q").split())
+        _check_space(place, manifest, name, have)
         entry = _copy_to_layout(place, source, _tag(name), progress)
         missing = [digest for digest in _blobs_of(place.layout, entry) if digest not in have]
         named = {**entry, "annotations": {"io.containerd.image.name": name}}
@@ -122,12 +125,23 @@ def _drop_untagged(layout: Path) -> None:
     spare.replace(layout / "index.json")
 
 
-def _check_space(place: Place, source: str, name: str, have: Iterable[str]) -> None:
-    """A new layer is on disk three times at the worst moment: in the layout, in containerd's content, unpacked."""
-    result = subprocess.run(["skopeo", "inspect", "--raw", source], capture_output=True, text=True)
+def _manifest(source: str, name: str) -> bytes:
+    result = subprocess.run(["skopeo", "inspect", "--raw", source], capture_output=True)
     if result.returncode:
-        raise ClusterError(f"no image {name!r} in buildah's storage; build it first ({result.stderr.strip()[-200:]})")
-    layers = json.loads(result.stdout)["layers"]
+        complaint = result.stderr.decode().strip()[-200:]
+        raise ClusterError(f"no image {name!r} in buildah's storage; build it first ({complaint})")
+    return result.stdout
+
+
+def _loaded(place: Place, name: str) -> str:
+    """The digest of the manifest that containerd knows by `name`; "" if it knows none."""
+    lines = ctr(place, "images", "ls", f"name=={name}").splitlines()[1:]
+    return lines[0].split()[2] if lines else ""
+
+
+def _check_space(place: Place, manifest: bytes, name: str, have: Iterable[str]) -> None:
+    """A new layer is on disk three times at the worst moment: in the layout, in containerd's content, unpacked."""
+    layers = json.loads(manifest)["layers"]
     new = sum(layer["size"] for layer in layers if layer["digest"] not in have)
     disk.require(place.root, 3 * new + disk.GB // 2, f"loading {name} ({new / disk.GB:.1f} GB of new layers)")
 
