@@ -6,6 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from outrider_runtime.layers.linear import linear
+
 
 class Embedding(nn.Module):
     """A [vocab, hidden] matrix, read both ways."""
@@ -21,7 +23,7 @@ class Embedding(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[rows, hidden] to [rows, vocab]."""
-        return F.linear(hidden, self.weight)
+        return linear(hidden, self.weight)
 
     def shards(self, name: str) -> dict[str, Tensor]:
         return {f"{name}.weight": self.weight}

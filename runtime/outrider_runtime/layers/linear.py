@@ -1,4 +1,8 @@
-"""Linear layers that hold several of a checkpoint's matrices as one, so that a step launches one product for them."""
+"""Linear layers that hold several of a checkpoint's matrices as one, so that a step launches one product for them.
+
+What stands around a product (norm, gate, residual) is asked of it, since on a CUDA device a product of few rows, which
+costs what reading its weights costs, does it on the way.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,17 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from outrider_runtime.layers.norm import RMSNorm
+
+SKINNY_ROWS = 16  # up to which our kernel beats the vendor's library
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, norm: RMSNorm | None = None) -> Tensor:
+    """[rows, inputs], normed first if a norm is given, by [outputs, inputs]: [rows, outputs]."""
+    if _skinny(x):
+        return _skinny_product(x, weight, bias, norm=norm)
+    return F.linear(x if norm is None else norm(x), weight, bias)
 
 
 class MergedLinear(nn.Module):
@@ -29,8 +44,29 @@ class MergedLinear(nn.Module):
         self.weight = nn.Parameter(torch.empty(total, in_features, dtype=dtype, device=device), requires_grad=False)
         self.bias = nn.Parameter(torch.empty(total, dtype=dtype, device=device), requires_grad=False) if bias else None
 
-    def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight, self.bias)
+    def forward(self, x: Tensor, norm: RMSNorm | None = None) -> Tensor:
+        return linear(x, self.weight, self.bias, norm)
+
+    def gated(self, x: Tensor, norm: RMSNorm) -> Tensor:
+        """SiLU of the first half of the outputs times the second half."""
+        if _skinny(x):
+            return _skinny_product(x, self.weight, self.bias, norm=norm, gated=True)
+        merged = linear(x, self.weight, self.bias, norm)
+        if merged.is_cuda:
+            from outrider_runtime.kernels.activation import silu_gate
+
+            return silu_gate(merged)
+        gate, up = merged.chunk(2, dim=-1)
+        return F.silu(gate) * up
+
+    def added(self, x: Tensor, residual: Tensor) -> Tensor:
+        """The outputs plus `residual`, which may be overwritten."""
+        if _skinny(x):
+            return _skinny_product(x, self.weight, self.bias, residual=residual)
+        if x.is_cuda:  # within the product, so that nothing is written only to be read again
+            residual.addmm_(x, self.weight.T)
+            return residual if self.bias is None else residual.add_(self.bias)
+        return residual + F.linear(x, self.weight, self.bias)
 
     def shards(self, name: str) -> dict[str, Tensor]:
         """The part of this layer that each of the checkpoint's tensors fills."""
@@ -45,3 +81,24 @@ class MergedLinear(nn.Module):
                 for part, view in zip(self.outputs, torch.split(self.bias, sizes), strict=True)
             }
         return shards
+
+
+def _skinny(x: Tensor) -> bool:
+    return x.is_cuda and x.shape[0] <= SKINNY_ROWS
+
+
+def _skinny_product(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    norm: RMSNorm | None = None,
+    residual: Tensor | None = None,
+    gated: bool = False,
+) -> Tensor:
+    from outrider_runtime.kernels.skinny import product
+
+    if norm is not None and x.dtype is torch.float16:  # whose range the weighted, not yet normed rows may leave
+        x, norm = norm(x), None
+    if norm is None:
+        return product(x, weight, bias=bias, residual=residual, gated=gated)
+    return product(x, weight, norm=norm.weight, eps=norm.eps, bias=bias, residual=residual, gated=gated)

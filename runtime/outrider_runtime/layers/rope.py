@@ -13,9 +13,11 @@ import torch
 from torch import Tensor
 
 from outrider_runtime.errors import Refusal
+from outrider_runtime.layers.norm import RMSNorm
 from outrider_runtime.models.config import ModelConfig
 
 Scaling = Mapping[str, Any]
+Rotation = tuple[Tensor, Tensor]  # cosines and sines of a step's positions
 
 
 class RotaryEmbedding:
@@ -31,8 +33,15 @@ class RotaryEmbedding:
         frequencies, self.magnitude = _SCALINGS[kind](frequencies, scaling, config)
         self.frequencies = frequencies.to(device)  # [dim / 2], radians per position
 
-    def __call__(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """[tokens] positions to cosines and sines as rotate() takes them, each [tokens, 1, dim]."""
+    def __call__(self, positions: Tensor, dtype: torch.dtype) -> Rotation:
+        """[tokens] positions to cosines and sines as rotate() takes them, each [tokens, 1, dim].
+
+        On a CUDA device they stay float32, as the kernel that takes them rounds only its results.
+        """
+        if positions.is_cuda:
+            from outrider_runtime.kernels.rope import rotation
+
+            return rotation(positions, self.frequencies, self.magnitude)
         angles = positions.to(torch.float32).unsqueeze(-1) * self.frequencies
         cosines, sines = angles.cos() * self.magnitude, angles.sin() * self.magnitude
         return (
@@ -44,6 +53,39 @@ class RotaryEmbedding:
 def rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
     """Turn [tokens, heads, dim] by its positions; element i is paired with i + dim / 2."""
     return torch.addcmul(x * cosines, x.roll(x.shape[-1] // 2, -1), sines)
+
+
+def turn_and_store(
+    qkv: Tensor,
+    rotation: Rotation,
+    keys: Tensor,
+    values: Tensor,
+    slots: Tensor,
+    norms: tuple[RMSNorm, RMSNorm] | None,
+) -> Tensor:
+    """From a layer's projection to its attention: rotate queries and keys, store keys and values, return the queries.
+
+    qkv [tokens, (heads + 2 * kv heads) * dim]: the heads of queries, keys, values. keys and values are the layer's
+    arrays, [cache slots, kv heads, dim]; slots [tokens], -1 where nothing is to be stored. `norms`, of the heads of
+    queries and keys, come before the rotation. Returns [tokens, heads, dim].
+    """
+    if qkv.is_cuda:
+        from outrider_runtime.kernels import rope as kernel
+
+        if norms is None:
+            return kernel.turn_and_store(qkv, rotation, keys, values, slots)
+        weights = norms[0].weight, norms[1].weight
+        return kernel.turn_and_store(qkv, rotation, keys, values, slots, norms=weights, eps=norms[0].eps)
+    kv_heads, dim = keys.shape[1:]
+    split = qkv.view(len(qkv), -1, dim)
+    turning, value = split[:, :-kv_heads], split[:, -kv_heads:]
+    if norms is not None:
+        turning = torch.cat((norms[0](turning[:, :-kv_heads]), norms[1](turning[:, -kv_heads:])), dim=1)
+    turned = rotate(turning, *rotation)
+    stored = slots >= 0
+    keys[slots[stored]] = turned[stored, -kv_heads:]
+    values[slots[stored]] = value[stored]
+    return turned[:, :-kv_heads]
 
 
 def _default(frequencies: Tensor, scaling: Scaling, config: ModelConfig) -> tuple[Tensor, float]:

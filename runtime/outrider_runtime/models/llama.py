@@ -6,7 +6,6 @@ from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from outrider_runtime.errors import Refusal
 from outrider_runtime.kv.cache import KVCache
@@ -15,10 +14,8 @@ from outrider_runtime.layers.batch import Batch
 from outrider_runtime.layers.embedding import Embedding
 from outrider_runtime.layers.linear import MergedLinear
 from outrider_runtime.layers.norm import RMSNorm
-from outrider_runtime.layers.rope import RotaryEmbedding, rotate
+from outrider_runtime.layers.rope import RotaryEmbedding, Rotation, turn_and_store
 from outrider_runtime.models.config import ModelConfig
-
-Rotation = tuple[Tensor, Tensor]
 
 
 class LlamaForCausalLM(nn.Module):
@@ -99,8 +96,9 @@ class DecoderLayer(nn.Module):
         self.mlp_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype, device)
 
     def forward(self, hidden: Tensor, rotation: Rotation, batch: Batch, cache: KVCache) -> Tensor:
-        hidden = hidden + self.attention(self.attention_norm(hidden), rotation, batch, cache)
-        result: Tensor = hidden + self.mlp(self.mlp_norm(hidden))
+        """[tokens, hidden] before the layer to those behind it; the former may be overwritten."""
+        hidden = self.attention(hidden, self.attention_norm, rotation, batch, cache)
+        result: Tensor = self.mlp(hidden, self.mlp_norm)
         return result
 
     def shards(self, name: str) -> dict[str, Tensor]:
@@ -116,7 +114,6 @@ class Attention(nn.Module):
     def __init__(self, config: ModelConfig, index: int, dtype: torch.dtype, device: torch.device | str) -> None:
         super().__init__()
         self.index = index
-        self.num_heads, self.num_kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
         self.scale = config.head_dim**-0.5
         sizes = {
             "q_proj": config.num_heads * config.head_dim,
@@ -131,17 +128,13 @@ class Attention(nn.Module):
             self.query_norm = RMSNorm(config.head_dim, config.rms_norm_eps, dtype, device)
             self.key_norm = RMSNorm(config.head_dim, config.rms_norm_eps, dtype, device)
 
-    def forward(self, x: Tensor, rotation: Rotation, batch: Batch, cache: KVCache) -> Tensor:
-        heads = self.qkv(x).unflatten(-1, (-1, self.head_dim))  # [tokens, query, key and value heads, dim]
-        turning, value = heads[:, : -self.num_kv_heads], heads[:, -self.num_kv_heads :]
-        if self.query_norm is not None and self.key_norm is not None:
-            query, key = turning[:, : self.num_heads], turning[:, self.num_heads :]
-            turning = torch.cat((self.query_norm(query), self.key_norm(key)), dim=1)
-        turned = rotate(turning, *rotation)
-        keys, values = cache.write(self.index, batch.slots, turned[:, self.num_heads :], value)
-        attended = attend(turned[:, : self.num_heads], keys, values, batch.attention, self.scale)
-        projected: Tensor = self.output(attended.flatten(1))
-        return projected
+    def forward(self, hidden: Tensor, norm: RMSNorm, rotation: Rotation, batch: Batch, cache: KVCache) -> Tensor:
+        """`hidden`, [tokens, hidden], plus the attention of its norm."""
+        norms = None if self.query_norm is None or self.key_norm is None else (self.query_norm, self.key_norm)
+        keys, values = cache.layers[self.index]
+        query = turn_and_store(self.qkv(hidden, norm), rotation, keys, values, batch.slots, norms)
+        attended = attend(query, keys, values, batch.attention, self.scale)
+        return self.output.added(attended.flatten(1), hidden)
 
     def shards(self, name: str) -> dict[str, Tensor]:
         # The projections are the layer's own children in a checkpoint: their names hang on `name` itself.
@@ -160,10 +153,9 @@ class MLP(nn.Module):
             config.intermediate_size, {"down_proj": config.hidden_size}, config.mlp_bias, dtype, device
         )
 
-    def forward(self, x: Tensor) -> Tensor:
-        gate, up = self.gate_up(x).chunk(2, dim=-1)
-        projected: Tensor = self.down(F.silu(gate) * up)
-        return projected
+    def forward(self, hidden: Tensor, norm: RMSNorm) -> Tensor:
+        """`hidden`, [tokens, hidden], plus the network of its norm."""
+        return self.down.added(self.gate_up.gated(hidden, norm), hidden)
 
     def shards(self, name: str) -> dict[str, Tensor]:
         return self.gate_up.shards(name) | self.down.shards(name)

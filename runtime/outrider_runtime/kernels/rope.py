@@ -1,0 +1,162 @@
+"""Rotary embedding: a step's cosines and sines, and what lies between a layer's projection and its attention."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from outrider_runtime.kernels.launch import launch_options
+
+
+def rotation(positions: Tensor, frequencies: Tensor, magnitude: float) -> tuple[Tensor, Tensor]:
+    """Of [tokens] positions and [dim / 2] radians per position: cosines and sines, each [tokens, 1, dim] float32.
+
+    As layers.rope.rotate() takes them: both halves of the cosines are the same, those of the sines of opposite signs.
+    """
+    tokens, half = positions.shape[0], frequencies.shape[0]
+    cosines = torch.empty(tokens, 1, 2 * half, dtype=torch.float32, device=positions.device)
+    sines = torch.empty_like(cosines)
+    _rotation[(tokens,)](
+        positions,
+        frequencies,
+        cosines,
+        sines,
+        HALF=half,
+        MAGNITUDE=magnitude,
+        BLOCK=triton.next_power_of_2(half),
+        num_warps=1,
+        **launch_options(),
+    )
+    return cosines, sines
+
+
+def turn_and_store(
+    qkv: Tensor,
+    turns: tuple[Tensor, Tensor],
+    keys: Tensor,
+    values: Tensor,
+    slots: Tensor,
+    *,
+    norms: tuple[Tensor, Tensor] | None = None,
+    eps: float = 0.0,
+) -> Tensor:
+    """layers.rope.turn_and_store, with rotation()'s `turns` and the norms given by their weights, [dim] each."""
+    kv_heads, dim = keys.shape[1:]
+    tokens = qkv.shape[0]
+    heads = qkv.shape[1] // dim - 2 * kv_heads
+    queries = torch.empty(tokens, heads, dim, dtype=qkv.dtype, device=qkv.device)
+    group = math.gcd(heads, kv_heads, 8)  # heads a program: all of its own kind
+    half = triton.next_power_of_2(dim // 2)
+    _turn_and_store[(tokens, (heads + 2 * kv_heads) // group)](
+        qkv.contiguous(),
+        *turns,
+        queries,
+        keys,
+        values,
+        slots,
+        *(norms or (None, None)),
+        HEADS=heads,
+        KV_HEADS=kv_heads,
+        DIM=dim,
+        EPS=eps,
+        GROUP=group,
+        HALF=half,
+        num_warps=2 if group * half >= 256 else 1,
+        **launch_options(),
+    )
+    return queries
+
+
+@triton.jit
+def _rotation(
+    positions: tl.tensor,
+    frequencies: tl.tensor,
+    cosines: tl.tensor,
+    sines: tl.tensor,
+    HALF: tl.constexpr,
+    MAGNITUDE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    OVERLAP: tl.constexpr,
+) -> None:
+    token = tl.program_id(0).to(tl.int64)
+    pair = tl.arange(0, BLOCK)
+    inside = pair < HALF
+    if OVERLAP:
+        gdc_wait()
+        gdc_launch_dependents()
+    angle = tl.load(positions + token).to(tl.float32) * tl.load(frequencies + pair, mask=inside, other=0.0)
+    cosine, sine = tl.cos(angle) * MAGNITUDE, tl.sin(angle) * MAGNITUDE
+    at = token * 2 * HALF + pair
+    tl.store(cosines + at, cosine, mask=inside)
+    tl.store(cosines + at + HALF, cosine, mask=inside)
+    tl.store(sines + at, -sine, mask=inside)
+    tl.store(sines + at + HALF, sine, mask=inside)
+
+
+@triton.jit
+def _turn_and_store(
+    qkv: tl.tensor,
+    cosines: tl.tensor,
+    sines: tl.tensor,
+    queries: tl.tensor,
+    keys: tl.tensor,
+    values: tl.tensor,
+    slots: tl.tensor,
+    query_norm: tl.tensor,
+    key_norm: tl.tensor,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    EPS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HALF: tl.constexpr,
+    OVERLAP: tl.constexpr,
+) -> None:
+    token = tl.program_id(0).to(tl.int64)
+    first = tl.program_id(1) * GROUP
+    head = tl.arange(0, GROUP)[:, None]
+    pair = tl.arange(0, HALF)
+    inside = (pair < DIM // 2)[None, :]
+    within = head * DIM + pair[None, :]  # of the group, an element of the first half of a head
+    if OVERLAP:
+        gdc_wait()
+        gdc_launch_dependents()
+    source = qkv + token * (HEADS + 2 * KV_HEADS) * DIM + first * DIM + within
+    one = tl.load(source, mask=inside, other=0.0)
+    other = tl.load(source + DIM // 2, mask=inside, other=0.0)
+    slot = tl.load(slots + token + tl.zeros_like(head)).to(tl.int64)  # [group, 1]: a mask must not be a scalar
+    if first >= HEADS + KV_HEADS:
+        target = values + (slot * KV_HEADS + first - HEADS - KV_HEADS) * DIM + within
+        tl.store(target, one, mask=inside & (slot >= 0))
+        tl.store(target + DIM // 2, other, mask=inside & (slot >= 0))
+    else:
+        cosine = tl.load(cosines + token * DIM + pair, mask=pair < DIM // 2, other=0.0)[None, :]
+        sine = tl.load(sines + token * DIM + DIM // 2 + pair, mask=pair < DIM // 2, other=0.0)[None, :]
+        a, b = one.to(tl.float32), other.to(tl.float32)
+        if first < HEADS:
+            a, b = _norm(a, b, query_norm, pair, DIM, EPS)
+            target = queries + (token * HEADS + first) * DIM + within
+            stored = inside
+        else:
+            a, b = _norm(a, b, key_norm, pair, DIM, EPS)
+            target = keys + (slot * KV_HEADS + first - HEADS) * DIM + within
+            stored = inside & (slot >= 0)
+        tl.store(target, (a * cosine - b * sine).to(one.dtype), mask=stored)
+        tl.store(target + DIM // 2, (b * cosine + a * sine).to(one.dtype), mask=stored)
+
+
+@triton.jit
+def _norm(
+    a: tl.tensor, b: tl.tensor, weight: tl.tensor, pair: tl.tensor, DIM: tl.constexpr, EPS: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor]:
+    """RMS norm of heads given as two halves, [heads, dim / 2] each; nothing without weights."""
+    if weight is not None:
+        scale = tl.rsqrt((tl.sum(a * a, axis=1) + tl.sum(b * b, axis=1)) / DIM + EPS)[:, None]
+        a *= scale * tl.load(weight + pair, mask=pair < DIM // 2, other=0.0).to(tl.float32)[None, :]
+        b *= scale * tl.load(weight + DIM // 2 + pair, mask=pair < DIM // 2, other=0.0).to(tl.float32)[None, :]
+    return a, b

@@ -1,0 +1,242 @@
+"""Products of a few rows with a weight matrix, as fast as the weights can be read, with their surroundings fused in.
+
+The weights are the left operand, so that the wide side of the tensor-core instruction is theirs and not the rows'.
+A norm before the product is folded in: a row's sum of squares is taken on the way, and scales its results at the end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from outrider_runtime.kernels.launch import launch_options
+
+MAX_ROWS = 64
+MAX_TILES = 4096  # of a split product
+WAVE = 128  # programs that an H100's or H200's 132 multiprocessors run at once, one each
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """`width` rows of the weights a program, `depth` of their columns a step, `splits` programs along the columns."""
+
+    width: int
+    depth: int
+    splits: int
+    stages: int
+    warps: int
+    prefetch: int = 0  # bytes of each weight row asked into L2 before waiting for the kernel before
+
+
+def tiling(outputs: int, inputs: int, rows: int, dtype: torch.dtype, splittable: bool) -> Tiling:
+    """For an [outputs, inputs] matrix. About one wave of programs, each with much in flight: more, smaller ones are
+    slower, for every kernel pays a ramp at its start and its end."""
+    if dtype is torch.float32:  # no tensor cores at full precision: small, to compile and to fit
+        return Tiling(32, 32, 1, 2, 4)
+    width = 128 if outputs >= 96 * 128 else 64 if outputs >= 96 * 64 or (splittable and inputs >= 8192) else 32
+    splits = 1
+    while splittable and 2 * splits * triton.cdiv(outputs, width) <= WAVE and inputs // (2 * splits) >= 1024:
+        splits *= 2
+    if width == 128:
+        return Tiling(128, 128, splits, 3, 8)
+    if rows > 16:
+        return Tiling(width, 128, splits, 4, 4)
+    return Tiling(width, 256, splits, 4 if width == 32 else 3, 4)
+
+
+def product(
+    x: Tensor,
+    weight: Tensor,
+    *,
+    norm: Tensor | None = None,
+    eps: float = 0.0,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    gated: bool = False,
+    plan: Tiling | None = None,
+) -> Tensor:
+    """`residual + act(rms_norm(x) @ weight.T + bias)` of at most 64 rows, accumulated in float32 and rounded once.
+
+    x [rows, inputs]; weight [outputs, inputs], or [2 * outputs, inputs] if `gated`: SiLU of the first half's product
+    times the second's. norm [inputs], bias [outputs of the weight], residual [rows, outputs]. All of one dtype and
+    contiguous. Returns [rows, outputs]. Products split along the inputs share counters: one stream a device, and the
+    first call outside of a graph's capture. In float16 a norm may overflow here that would not before the product.
+    """
+    rows, inputs = x.shape
+    if rows > MAX_ROWS:
+        raise ValueError(f"{rows} rows; a skinny product takes at most {MAX_ROWS}")
+    outputs = weight.shape[0] // 2 if gated else weight.shape[0]
+    plan = plan or tiling(weight.shape[0], inputs, rows, x.dtype, splittable=norm is None and not gated)
+    if plan.splits > 1 and (norm is not None or gated):
+        raise ValueError(f"splits {plan.splits} with a norm or a gate; those need 1: neither is a sum of parts")
+    tiles = triton.cdiv(outputs, plan.width // 2 if gated else plan.width)
+    if plan.splits > 1 and tiles > MAX_TILES:
+        raise ValueError(f"{tiles} tiles of a split product; at most {MAX_TILES}")
+    out = torch.empty(rows, outputs, dtype=x.dtype, device=x.device)
+    partial = counters = None
+    if plan.splits > 1:
+        partial = torch.empty(plan.splits, rows, outputs, dtype=torch.float32, device=x.device)
+        counters = _counters(x.device)
+    _product[(tiles, plan.splits)](
+        x.contiguous(),
+        weight,
+        out,
+        norm,
+        bias,
+        residual,
+        partial,
+        counters,
+        rows,
+        OUTPUTS=outputs,
+        INPUTS=inputs,
+        EPS=eps,
+        GATED=gated,
+        ROWS=max(16, triton.next_power_of_2(rows)),
+        WIDTH=plan.width,
+        DEPTH=plan.depth,
+        SPLITS=plan.splits,
+        PREFETCH=min(plan.prefetch, inputs // plan.splits * x.element_size()) // 16 * 16 if inputs % 8 == 0 else 0,
+        num_stages=plan.stages,
+        num_warps=plan.warps,
+        **launch_options(),
+    )
+    return out
+
+
+@cache
+def _counters(device: torch.device) -> Tensor:
+    """How many parts of each tile have arrived. Zero between launches: the last one to arrive sets it back."""
+    return torch.zeros(MAX_TILES, dtype=torch.int32, device=device)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _product(
+    x: tl.tensor,
+    weight: tl.tensor,
+    out: tl.tensor,
+    norm: tl.tensor,
+    bias: tl.tensor,
+    residual: tl.tensor,
+    partial: tl.tensor,
+    counters: tl.tensor,
+    rows: tl.tensor,
+    OUTPUTS: tl.constexpr,
+    INPUTS: tl.constexpr,
+    EPS: tl.constexpr,
+    GATED: tl.constexpr,
+    ROWS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    DEPTH: tl.constexpr,
+    SPLITS: tl.constexpr,
+    PREFETCH: tl.constexpr,
+    OVERLAP: tl.constexpr,
+) -> None:
+    EVEN: tl.constexpr = INPUTS % (DEPTH * SPLITS) == 0
+    STEPS: tl.constexpr = (INPUTS + DEPTH * SPLITS - 1) // (DEPTH * SPLITS)
+    tile, split = tl.program_id(0), tl.program_id(1)
+    lane = tl.arange(0, WIDTH)
+    # Past the end they wrap around, so that loads need no mask; such results are not stored.
+    if GATED:  # half of the tile's rows are the gate's, the others the same of what it gates
+        HALF: tl.constexpr = WIDTH // 2
+        unit = (tile * HALF + lane % HALF) % OUTPUTS + lane // HALF * OUTPUTS
+    else:
+        unit = (tile * WIDTH + lane) % OUTPUTS
+    row = tl.arange(0, ROWS)
+    column = split * STEPS * DEPTH + tl.arange(0, DEPTH)
+
+    weight_row = weight + unit.to(tl.int64) * INPUTS
+    if OVERLAP:
+        if PREFETCH > 0:
+            _prefetch(weight_row + split * STEPS * DEPTH, PREFETCH)
+        gdc_wait()
+    weight_tile = weight_row[:, None] + column[None, :]
+    x_tile = x + row[:, None] * INPUTS + column[None, :]
+    norm_tile = norm + column if norm is not None else None
+    present = row[:, None] < rows
+    total = tl.zeros([WIDTH, ROWS], dtype=tl.float32)
+    squares = tl.zeros([ROWS, DEPTH], dtype=tl.float32)
+    for step in range(STEPS):
+        if EVEN:
+            w = tl.load(weight_tile, eviction_policy="evict_first")  # read once a step: leave the cache to the rest
+            a = tl.load(x_tile, mask=present, other=0.0)
+        else:
+            inside = column + step * DEPTH < INPUTS
+            w = tl.load(weight_tile, mask=inside[None, :], other=0.0, eviction_policy="evict_first")
+            a = tl.load(x_tile, mask=present & inside[None, :], other=0.0)
+        if norm is not None:
+            wide = a.to(tl.float32)
+            squares += wide * wide
+            scale = tl.load(norm_tile) if EVEN else tl.load(norm_tile, mask=column + step * DEPTH < INPUTS, other=0.0)
+            a = (wide * scale.to(tl.float32)[None, :]).to(w.dtype)
+            norm_tile += DEPTH
+        total = tl.dot(w, tl.trans(a), total, input_precision="ieee")
+        weight_tile += DEPTH
+        x_tile += DEPTH
+    if OVERLAP:
+        gdc_launch_dependents()  # not earlier: waiting programs would take the places of working ones
+    if norm is not None:
+        total *= tl.rsqrt(tl.sum(squares, axis=1) / INPUTS + EPS)[None, :]
+
+    if SPLITS == 1:
+        _finish(total, tile, unit, row, rows, out, bias, residual, OUTPUTS, GATED, WIDTH)
+    else:
+        at = row[None, :] * OUTPUTS + (tile * WIDTH + lane)[:, None]
+        stored = (row < rows)[None, :] & (tile * WIDTH + lane < OUTPUTS)[:, None]
+        tl.store(partial + split * rows * OUTPUTS + at, total, mask=stored)
+        tl.debug_barrier()  # all of this program's part is written before its arrival is counted
+        if tl.atomic_add(counters + tile, 1, sem="acq_rel") == SPLITS - 1:
+            total = tl.zeros([WIDTH, ROWS], dtype=tl.float32)
+            for part in tl.static_range(SPLITS):  # always in this order, whoever is last: the same sum every time
+                total += tl.load(partial + part * rows * OUTPUTS + at, mask=stored, other=0.0, cache_modifier=".cg")
+            tl.store(counters + tile, 0)
+            _finish(total, tile, unit, row, rows, out, bias, residual, OUTPUTS, GATED, WIDTH)
+
+
+@triton.jit
+def _finish(
+    total: tl.tensor,
+    tile: tl.tensor,
+    unit: tl.tensor,
+    row: tl.tensor,
+    rows: tl.tensor,
+    out: tl.tensor,
+    bias: tl.tensor,
+    residual: tl.tensor,
+    OUTPUTS: tl.constexpr,
+    GATED: tl.constexpr,
+    WIDTH: tl.constexpr,
+) -> None:
+    """Bias, gate, residual, and store a tile's [width, rows] sums."""
+    if bias is not None:
+        total += tl.load(bias + unit).to(tl.float32)[:, None]
+    if GATED:
+        HALF: tl.constexpr = WIDTH // 2
+        gate, up = tl.split(tl.permute(tl.reshape(total, [2, HALF, total.shape[1]]), [1, 2, 0]))
+        total = gate * tl.sigmoid(gate) * up
+        column = tile * HALF + tl.arange(0, HALF)
+    else:
+        column = tile * WIDTH + tl.arange(0, WIDTH)
+    at = row[None, :] * OUTPUTS + column[:, None]
+    stored = (row < rows)[None, :] & (column < OUTPUTS)[:, None]
+    if residual is not None:
+        total += tl.load(residual + at, mask=stored, other=0.0).to(tl.float32)
+    tl.store(out + at, total.to(out.dtype.element_ty), mask=stored)
+
+
+@triton.jit
+def _prefetch(start: tl.tensor, BYTES: tl.constexpr) -> None:
+    """Ask for that many bytes from each address into L2. No register waits for them."""
+    tl.inline_asm_elementwise(
+        "cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;",
+        "=r,l,r",
+        [start.to(tl.int64), BYTES],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )

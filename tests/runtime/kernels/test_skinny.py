@@ -1,0 +1,105 @@
+"""Skinny products, with all they fuse, are what torch computes in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from outrider_runtime.kernels import skinny
+from outrider_runtime.kernels.skinny import Tiling, product, tiling
+
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3}  # the interpreter does not multiply bfloat16
+PLAIN = Tiling(32, 32, 1, 2, 4)
+
+
+def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed + sum(shape))).to(dtype)
+
+
+def expected(x, weight, norm=None, eps=0.0, bias=None, residual=None, gated=False):
+    x, weight = x.double(), weight.double()
+    if norm is not None:
+        x = F.rms_norm(x, norm.shape, norm.double(), eps)
+    y = F.linear(x, weight, None if bias is None else bias.double())
+    if gated:
+        gate, up = y.chunk(2, dim=-1)
+        y = F.silu(gate) * up
+    return y if residual is None else y + residual.double()
+
+
+def check(x, weight, plan=None, **fused):
+    wanted = expected(x, weight, **fused)
+    tolerance = TOLERANCE[x.dtype]
+    result = product(x, weight, plan=plan, **fused)
+    assert result.dtype == x.dtype
+    torch.testing.assert_close(result.double(), wanted, rtol=tolerance, atol=tolerance * wanted.abs().max().item())
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("rows", [1, 5, 16, 17, 64])
+def test_a_product_of_any_few_rows(rows, dtype):
+    check(random(rows, 64, dtype=dtype), random(96, 64, dtype=dtype), PLAIN)
+
+
+@pytest.mark.parametrize(("outputs", "inputs"), [(61, 48), (7, 100), (33, 8), (64, 33)])
+@pytest.mark.parametrize("splits", [1, 2])
+def test_sizes_that_no_tile_divides(outputs, inputs, splits):
+    plan = Tiling(32, 32, splits, 2, 4)
+    check(random(3, inputs), random(outputs, inputs), plan, bias=random(outputs), residual=random(3, outputs))
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_a_norm_before_the_product(dtype):
+    norm = random(80, dtype=dtype, seed=9)
+    check(random(5, 80, dtype=dtype) * 30, random(40, 80, dtype=dtype), PLAIN, norm=norm, eps=1e-5)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("width", [32, 64])
+def test_a_gate_behind_it(width, dtype):
+    x, weight = random(4, 48, dtype=dtype), random(2 * 56, 48, dtype=dtype) / 4
+    plan = Tiling(width, 32, 1, 2, 4)
+    check(x, weight, plan, norm=random(48, dtype=dtype), eps=1e-6, bias=random(2 * 56, dtype=dtype), gated=True)
+
+
+def test_parts_of_a_split_product_are_summed_again_and_again_to_the_same():
+    x, weight, residual = random(5, 256), random(70, 256), random(5, 70)
+    plan = Tiling(32, 32, 4, 2, 4)
+    check(x, weight, plan, residual=residual)
+    again = [product(x, weight, residual=residual, plan=plan) for _ in range(2)]
+    assert torch.equal(*again)
+    assert not skinny._counters(x.device).any()
+
+
+def test_rows_do_not_change_one_another():
+    x, weight = random(16, 64), random(48, 64)
+    whole = product(x, weight, plan=PLAIN)
+    assert torch.equal(whole[5:8], product(x[5:8], weight, plan=PLAIN))
+
+
+@pytest.mark.parametrize(
+    ("outputs", "inputs", "splittable", "width", "splits"),
+    [
+        (6144, 4096, False, 64, 1),  # Llama-3.1-8B: qkv
+        (4096, 4096, True, 32, 1),  # o
+        (28672, 4096, False, 128, 1),  # gate and up
+        (4096, 14336, True, 64, 2),  # down
+        (128256, 4096, True, 128, 1),  # head
+        (3072, 2048, False, 32, 1),  # Llama-3.2-1B: qkv
+        (2048, 2048, True, 32, 2),  # o
+        (16384, 2048, False, 128, 1),  # gate and up
+        (2048, 8192, True, 64, 4),  # down
+        (61, 32, True, 32, 1),
+    ],
+)
+def test_a_tiling_is_about_one_wave_of_large_programs(outputs, inputs, splittable, width, splits):
+    plan = tiling(outputs, inputs, 5, torch.bfloat16, splittable)
+    assert (plan.width, plan.splits) == (width, splits)
+
+
+def test_what_does_not_fit_is_refused():
+    with pytest.raises(ValueError, match="65 rows; a skinny product takes at most 64"):
+        product(random(65, 32), random(32, 32))
+    with pytest.raises(ValueError, match="splits 2 with a norm or a gate"):
+        product(random(1, 64), random(32, 64), norm=random(64), plan=Tiling(32, 32, 2, 2, 4))
