@@ -29,14 +29,11 @@ def main(argv: list[str] | None = None) -> int:
             log.warning(warning)
         termination_log = getattr(parsed, "termination_log", termination_log)
         return _COMMANDS[parsed.command](parsed)
-    except Refusal as refusal:
-        sys.stderr.write(f"{refusal}\n")
-        if termination_log.is_file():
-            termination_log.write_text(f"{refusal}\n")
-        return refusal.exit_code
-    except EngineDead as fault:
+    except (Refusal, EngineDead) as fault:
         sys.stderr.write(f"{fault}\n")
-        return 1
+        if termination_log.is_file():
+            termination_log.write_text(f"{fault}\n")
+        return fault.exit_code
 
 
 def _serve(parsed: Namespace) -> int:
@@ -47,13 +44,16 @@ def _serve(parsed: Namespace) -> int:
         _bound(server.host, port, flag) for port, flag in ((server.port, "--port"), (server.admin_port, "--admin-port"))
     ]
     process = EngineProcess(engine)
-    return asyncio.run(_run(engine, server, process, sockets))
+    asyncio.run(_run(engine, server, process, sockets))
+    return 0
 
 
-async def _run(engine: EngineConfig, server: ServerConfig, process: EngineProcess, sockets: list[socket.socket]) -> int:
+async def _run(
+    engine: EngineConfig, server: ServerConfig, process: EngineProcess, sockets: list[socket.socket]
+) -> None:
     from outrider_runtime.server.lifecycle import serve  # late: its imports and the engine's overlap
 
-    return await serve(engine, server, process, sockets)
+    await serve(engine, server, process, sockets)
 
 
 def _bound(host: str, port: int, flag: str) -> socket.socket:

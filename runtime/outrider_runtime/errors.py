@@ -4,7 +4,7 @@ RuntimeFault
 ├── Refusal        the runtime will not start with this: one line with the fix, an exit code of its own
 ├── BadRequest     the client's fault: a 4xx that names the field
 ├── Unavailable    not now: loading, draining or a full queue; the client may try again
-└── EngineDead     the engine's process is gone; every open request gets an error
+└── EngineDead     the engine's process is gone; every request gets a 503, and the server ends
 """
 
 from __future__ import annotations
@@ -63,4 +63,13 @@ class Unavailable(RuntimeFault):
 
 
 class EngineDead(RuntimeFault):
-    pass
+    """`reason` is a key of EXIT_CODES where there is more to say than that it crashed, else empty."""
+
+    def __init__(self, message: str, reason: str = "") -> None:
+        super().__init__(f"{reason}: {message}" if reason else message)
+        self.message = message
+        self.reason = reason
+
+    @property
+    def exit_code(self) -> int:
+        return EXIT_CODES.get(self.reason, 1)

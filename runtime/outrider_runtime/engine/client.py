@@ -12,12 +12,11 @@ import logging
 import socket
 import subprocess
 import sys
-import uuid
 from collections import deque
-from multiprocessing.connection import Connection
-from types import TracebackType
+from collections.abc import Callable
 
 from outrider_runtime.config import EngineConfig
+from outrider_runtime.engine.channel import Channel
 from outrider_runtime.engine.messages import (
     AbortRequest,
     AddRequest,
@@ -40,19 +39,17 @@ from outrider_runtime.speculation.policy import Policy
 
 log = logging.getLogger(__name__)
 
-_MESSAGES_PER_WAKE = 64  # then the loop gets to its other work
-
 
 class EngineProcess:
-    """The child, and our end of the pipe to it."""
+    """The child, and our end of the channel to it."""
 
     def __init__(self, config: EngineConfig) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
             command = [sys.executable, "-m", "outrider_runtime.engine.process", str(theirs.fileno())]
             self._child = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
-        self.connection = Connection(ours.detach())
-        self.connection.send(config)
+        self.channel = Channel(ours)
+        self.channel.send(config)
 
     @property
     def pid(self) -> int:
@@ -63,7 +60,7 @@ class EngineProcess:
         try:
             code = self._child.wait(1)
         except subprocess.TimeoutExpired:
-            return "closed its pipe"
+            return "closed its channel"
         return f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
 
     def stop(self, timeout: float = 5.0) -> None:
@@ -76,68 +73,47 @@ class EngineProcess:
 
 
 class RequestStream:
-    """Tokens of one request, in order. Leaving the context before the end aborts the request in the engine."""
+    """Tokens of one request, in order. `wake` is called on the loop, once for all that arrived together."""
 
-    def __init__(self, client: EngineClient, request_id: str) -> None:
+    def __init__(self, request_id: str, wake: Callable[[], None]) -> None:
         self.request_id = request_id
-        self._client = client
-        self._backlog: list[TokenDelta] = []
-        self._fault: RuntimeFault | None = None
-        self._waiter: asyncio.Future[None] | None = None
+        self.wake = wake
+        self.backlog: list[TokenDelta] = []
+        self.fault: RuntimeFault | None = None
 
-    async def take(self) -> list[TokenDelta]:
-        """All deltas since the last call, at least one. Raises the fault that ended the stream (EngineDead, …)."""
-        while not self._backlog:
-            if self._fault is not None:
-                raise self._fault
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
-        deltas, self._backlog = self._backlog, []
+    def take(self) -> list[TokenDelta]:
+        """All deltas since the last call, perhaps none; with none to come, `fault` may say why."""
+        deltas, self.backlog = self.backlog, []
         return deltas
-
-    def push(self, delta: TokenDelta) -> None:
-        self._backlog.append(delta)
-        self._wake()
-
-    def fail(self, fault: RuntimeFault) -> None:
-        self._fault = fault
-        self._wake()
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-    def __enter__(self) -> RequestStream:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._client.abort(self.request_id)
 
 
 class EngineClient:
     """One per process, on one event loop. `ready` gives the loaded model or a Refusal; `died` the reason, if it has."""
 
-    def __init__(self, connection: Connection, process: EngineProcess | None = None) -> None:
-        self._connection = connection
+    def __init__(self, channel: Channel, process: EngineProcess | None = None) -> None:
+        self._channel = channel
         self._process = process
         self._loop = asyncio.get_running_loop()
         self._open: dict[str, RequestStream] = {}
+        self._fresh: list[RequestStream] = []  # to be woken
         self._policies: deque[asyncio.Future[PolicyApplied]] = deque()
         self._closing = False
         self.ready: asyncio.Future[Ready] = self._loop.create_future()
-        self.died: asyncio.Future[str] = self._loop.create_future()
+        self.died: asyncio.Future[EngineDead] = self._loop.create_future()
         self.stats = EngineStats()
         self.progress = "starting"
-        self._loop.add_reader(connection.fileno(), self._read)
+        self._loop.add_reader(channel.fileno(), self._read)
 
     @property
     def in_flight(self) -> int:
         """Requests submitted and not ended, running and waiting."""
         return len(self._open)
 
-    def submit(self, prompt: tuple[int, ...], params: SamplingParams) -> RequestStream:
-        """Raises EngineDead."""
-        stream = RequestStream(self, uuid.uuid4().hex)
+    def submit(
+        self, request_id: str, prompt: tuple[int, ...], params: SamplingParams, wake: Callable[[], None]
+    ) -> RequestStream:
+        """Raises EngineDead. Who loses interest before the end calls abort()."""
+        stream = RequestStream(request_id, wake)
         self._send(AddRequest(stream.request_id, prompt, params))
         self._open[stream.request_id] = stream
         return stream
@@ -151,7 +127,8 @@ class EngineClient:
     def fail_all(self, fault: RuntimeFault) -> None:
         """End every open stream with `fault`."""
         for stream in list(self._open.values()):
-            stream.fail(fault)
+            stream.fault = fault
+            stream.wake()
 
     async def set_policy(self, policy: Policy) -> PolicyApplied:
         """In force from the next step on. Raises EngineDead."""
@@ -166,27 +143,29 @@ class EngineClient:
         if not self.died.done():
             with contextlib.suppress(EngineDead):
                 self._send(Shutdown())
-            self._loop.remove_reader(self._connection.fileno())
-        self._connection.close()
+            self._loop.remove_reader(self._channel.fileno())
+        self._channel.close()
         if self._process is not None:
             await asyncio.to_thread(self._process.stop)
 
     def _send(self, message: ToEngine) -> None:
         if self.died.done():
-            raise EngineDead(self.died.result())
+            raise self.died.result()
         try:
-            self._connection.send(message)
+            self._channel.send(message)
         except OSError as error:
             raise EngineDead(f"the engine's process does not answer: {error}") from error
 
     def _read(self) -> None:
         try:
-            for _ in range(_MESSAGES_PER_WAKE):
-                if not self._connection.poll():
-                    return
-                self._receive(self._connection.recv())
+            for message in self._channel.receive(wait=False):
+                self._receive(message)
         except (EOFError, OSError):
-            self._die("the engine's process " + (self._process.ending() if self._process else "closed its pipe"))
+            ending = self._process.ending() if self._process else "closed its channel"
+            self._die(EngineDead(f"the engine's process {ending}"))
+        fresh, self._fresh = self._fresh, []
+        for stream in fresh:
+            stream.wake()
 
     def _receive(self, message: FromEngine) -> None:
         match message:
@@ -207,8 +186,8 @@ class EngineClient:
             case Refused(reason, text):
                 self._closing = True
                 self.ready.set_exception(Refusal(reason, text))
-            case Crashed(text):
-                self._die(text)
+            case Crashed(text, reason):
+                self._die(EngineDead(text, reason))
 
     def _deliver(self, delta: TokenDelta) -> None:
         stream = self._open.get(delta.request_id)
@@ -216,16 +195,17 @@ class EngineClient:
             return
         if delta.finish_reason is not None:
             del self._open[delta.request_id]
-        stream.push(delta)
+        if not stream.backlog:
+            self._fresh.append(stream)
+        stream.backlog.append(delta)
 
-    def _die(self, reason: str) -> None:
+    def _die(self, fault: EngineDead) -> None:
         if self.died.done():
             return
-        self._loop.remove_reader(self._connection.fileno())
-        self.died.set_result(reason)
+        self._loop.remove_reader(self._channel.fileno())
+        self.died.set_result(fault)
         if not self._closing:
-            log.error("engine died", extra={"reason": reason, "open_requests": len(self._open)})
-        fault = EngineDead(reason)
+            log.error("engine died", extra={"reason": str(fault), "open_requests": len(self._open)})
         self.fail_all(fault)
         self._open.clear()
         for applied in self._policies:

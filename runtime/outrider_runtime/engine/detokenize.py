@@ -9,7 +9,7 @@ from __future__ import annotations
 import codecs
 import re
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from tokenizers import Tokenizer, decoders
 
@@ -23,23 +23,24 @@ def byte_level_alphabet() -> dict[str, int]:
     return {chr(b): b for b in printable} | {chr(0x100 + i): b for i, b in enumerate(others)}
 
 
-class TokenBytes:
-    """The bytes each token stands for; none for special tokens and for ids past the vocabulary (padding)."""
+class TokenBytes(dict[int, bytes]):
+    """The bytes each token stands for; none for special tokens and for ids past the vocabulary (padding).
+
+    A dictionary that fills itself, as every token of every stream is looked up in it.
+    """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
+        super().__init__(
+            (id, b"" if token.special else token.content.encode())
+            for id, token in tokenizer.get_added_tokens_decoder().items()
+        )
         self._tokenizer = tokenizer
         self._alphabet = byte_level_alphabet() if isinstance(tokenizer.decoder, decoders.ByteLevel) else None
         self._byte_fallback = self._alphabet is None and tokenizer.token_to_id("<0x00>") is not None
-        self._known: dict[int, bytes] = {
-            id: b"" if token.special else token.content.encode()
-            for id, token in tokenizer.get_added_tokens_decoder().items()
-        }
 
-    def __getitem__(self, token_id: int) -> bytes:
-        known = self._known.get(token_id)
-        if known is None:
-            known = self._known[token_id] = self._compute(token_id)
-        return known
+    def __missing__(self, token_id: int) -> bytes:
+        found = self[token_id] = self._compute(token_id)
+        return found
 
     def join(self, token_ids: Sequence[int]) -> bytes:
         return b"".join([self[token_id] for token_id in token_ids])
@@ -59,8 +60,7 @@ class TokenBytes:
         return text.encode()
 
 
-@dataclass(frozen=True, slots=True)
-class Decoded:
+class Decoded(NamedTuple):
     """Text that is decided, how many of the step's tokens were kept, and whether a stop string ended the request."""
 
     text: str
@@ -84,17 +84,20 @@ class Detokenizer:
         self._hidden = frozenset(hidden)
         self._min_tokens = min_tokens
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._whole = True  # no character is begun in the decoder
         self._held = ""  # the longest tail of the text so far that a stop string begins with
         self._tokens = 0
 
     def add(self, token_ids: Sequence[int]) -> Decoded:
         if not self._stop:
-            shown = [token_id for token_id in token_ids if token_id not in self._hidden]
-            return Decoded(self._decoder.decode(self._vocabulary.join(shown)), len(token_ids))
+            shown = token_ids
+            if not self._hidden.isdisjoint(token_ids):
+                shown = [token_id for token_id in token_ids if token_id not in self._hidden]
+            return Decoded(self._decode(self._vocabulary.join(shown)), len(token_ids))
         parts: list[str] = []
         for kept, token_id in enumerate(token_ids, 1):
             self._tokens += 1
-            piece = "" if token_id in self._hidden else self._decoder.decode(self._vocabulary[token_id])
+            piece = "" if token_id in self._hidden else self._decode(self._vocabulary[token_id])
             text = self._held + piece
             end = self._stop_begins(text, len(self._held)) if self._tokens >= self._min_tokens else None
             if end is not None:
@@ -109,6 +112,16 @@ class Detokenizer:
     def finish(self) -> str:
         """What was held back; a character that never became whole shows as U+FFFD."""
         text, self._held = self._held + self._decoder.decode(b"", final=True), ""
+        return text
+
+    def _decode(self, data: bytes) -> str:
+        if self._whole:  # nearly always, and then there is a faster way
+            try:
+                return data.decode()
+            except UnicodeDecodeError:
+                pass
+        text = self._decoder.decode(data)
+        self._whole = not self._decoder.getstate()[0]
         return text
 
     def _stop_begins(self, text: str, checked: int) -> int | None:

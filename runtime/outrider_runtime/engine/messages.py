@@ -1,12 +1,16 @@
 """What travels between the HTTP process and the engine's process: at most one message per step each way.
 
-Plain frozen dataclasses, pickled over a pipe. Nothing here imports torch.
+Plain values, pickled over a socket (channel.py). What is made for every request in every step is a named tuple, and
+a step's deltas travel as columns: both cost a fraction of pickled dataclasses. Nothing here imports torch.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from itertools import starmap
+from operator import attrgetter
+from typing import Any, Literal, NamedTuple
 
 from outrider_runtime.sampling.params import SamplingParams
 from outrider_runtime.speculation.policy import Policy
@@ -90,12 +94,18 @@ class Refused:
     message: str
 
 
-@dataclass(frozen=True, slots=True)
-class TokenDelta:
+class TokenLogprobs(NamedTuple):
+    """Of one generated token: its log-probability, and the likeliest tokens' in falling order, as (id, logprob)."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+class TokenDelta(NamedTuple):
     """New tokens of one request in one step, already verified and cut at EOS, stop ids and max_tokens.
 
     `drafted` and `accepted` are of this step. `cached_tokens` is given with the first delta: prompt tokens whose KV
-    came from the prefix cache.
+    came from the prefix cache. `logprobs` has one entry per token where the request asked for them.
     """
 
     request_id: str
@@ -105,6 +115,7 @@ class TokenDelta:
     accepted: int = 0
     cached_tokens: int | None = None
     error: str = ""
+    logprobs: tuple[TokenLogprobs, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,11 +139,24 @@ class EngineStats:
     break_even_concurrency: int | None = None
     speedup: float | None = None
 
+    def __reduce__(self) -> tuple[type[EngineStats], tuple[Any, ...]]:
+        return EngineStats, _stats_fields(self)
+
+
+_stats_fields: Callable[[EngineStats], tuple[Any, ...]] = attrgetter(*EngineStats.__dataclass_fields__)
+
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
     deltas: tuple[TokenDelta, ...]
     stats: EngineStats
+
+    def __reduce__(self) -> tuple[Callable[..., StepOutput], tuple[Any, ...]]:
+        return _from_columns, (self.stats, *zip(*self.deltas, strict=True))
+
+
+def _from_columns(stats: EngineStats, *columns: tuple[Any, ...]) -> StepOutput:
+    return StepOutput(tuple(starmap(TokenDelta, zip(*columns, strict=True))), stats)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,9 +169,10 @@ class PolicyApplied:
 
 @dataclass(frozen=True, slots=True)
 class Crashed:
-    """The last message of an engine that cannot go on; the traceback is in its log."""
+    """The last message of an engine that cannot go on, as errors.EngineDead; the traceback is in its log."""
 
     message: str
+    reason: str = ""
 
 
 FromEngine = Ready | Progress | Refused | StepOutput | PolicyApplied | Crashed

@@ -10,15 +10,16 @@ import logging
 import os
 import queue
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from multiprocessing.connection import Connection
 from typing import Protocol
 
 from outrider_runtime import logs
 from outrider_runtime.config import EngineConfig
+from outrider_runtime.engine.channel import Channel
 from outrider_runtime.engine.messages import (
     AbortRequest,
     AddRequest,
@@ -35,7 +36,7 @@ from outrider_runtime.engine.messages import (
     ToEngine,
     TokenDelta,
 )
-from outrider_runtime.errors import BadRequest, Refusal
+from outrider_runtime.errors import BadRequest, EngineDead, Refusal
 from outrider_runtime.speculation.policy import Policy
 
 log = logging.getLogger(__name__)
@@ -125,11 +126,12 @@ def load(config: EngineConfig, report: Callable[[str], None]) -> tuple[Stepper, 
     )
 
 
-def _receive(connection: Connection, inbox: queue.SimpleQueue[ToEngine]) -> None:
-    """On a thread of its own, so that the sender never waits for a step. The pipe's end means the parent's."""
+def receive(channel: Channel, inbox: queue.SimpleQueue[ToEngine]) -> None:
+    """On a thread of its own, so that the sender never waits for a step. The channel's end means the parent's."""
     try:
         while True:
-            inbox.put(connection.recv())
+            for message in channel.receive():
+                inbox.put(message)
     except (EOFError, OSError):
         inbox.put(Shutdown())
 
@@ -146,24 +148,46 @@ def main(fd: int) -> int:
     for signum in (signal.SIGINT, signal.SIGTERM):  # the parent decides when to end
         signal.signal(signum, signal.SIG_IGN)
     logs.set_up()
-    connection = Connection(fd)
-    config: EngineConfig = connection.recv()
+    channel = Channel(socket.socket(fileno=fd))
+    config: EngineConfig
+    config, *early = channel.receive()
+    inbox: queue.SimpleQueue[ToEngine] = queue.SimpleQueue()
+    for message in early:
+        inbox.put(message)
     try:
-        engine, ready = load(config, lambda message: connection.send(Progress(message)))
-        connection.send(ready)
-        inbox: queue.SimpleQueue[ToEngine] = queue.SimpleQueue()
-        threading.Thread(target=_receive, args=(connection, inbox), name="inbox", daemon=True).start()
-        run(engine, inbox, connection.send)
+        engine, ready = load(config, lambda message: channel.send(Progress(message)))
+        channel.send(ready)
+        threading.Thread(target=receive, args=(channel, inbox), name="inbox", daemon=True).start()
+        run(engine, inbox, channel.send)
     except Refusal as refusal:
-        connection.send(Refused(refusal.reason, refusal.message))
+        channel.send(Refused(refusal.reason, refusal.message))
         return refusal.exit_code
     except (BrokenPipeError, ConnectionResetError):  # the parent has gone
         return 0
     except Exception as error:
         log.exception("the engine failed")
-        connection.send(Crashed(f"the engine failed: {type(error).__name__}: {error}"))
-        return 1
+        fault = crash(error)
+        channel.send(Crashed(fault.message, fault.reason))
+        return fault.exit_code
     return 0
+
+
+def crash(error: Exception) -> EngineDead:
+    """What to tell of an error that ended the engine."""
+    if _out_of_memory(error):
+        return EngineDead(
+            "the device ran out of memory in a step; lower engine.memoryUtilizationPercent or engine.maxConcurrency",
+            "OutOfMemory",
+        )
+    return EngineDead(f"the engine failed: {type(error).__name__}: {error}")
+
+
+def _out_of_memory(error: Exception) -> bool:
+    """CUDA says so in several ways: torch's allocator by type, the driver and cuBLAS in words alone."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    words = str(error).lower()
+    return isinstance(error, RuntimeError) and ("out of memory" in words or "alloc_failed" in words)
 
 
 if __name__ == "__main__":

@@ -122,7 +122,7 @@ async def _healthz(request: web.Request) -> web.Response:
     """Alive, whether loading or serving; only a dead engine is not."""
     service = request.app[_SERVICE]
     if service.engine.died.done():
-        return web.json_response({"status": "dead", "message": service.engine.died.result()}, status=500)
+        return web.json_response({"status": "dead", "message": str(service.engine.died.result())}, status=500)
     if service.model is None:
         return web.json_response({"status": "loading", "message": service.engine.progress})
     return web.json_response({"status": "draining" if service.draining else "ok"})

@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from aiohttp import web
 
-from outrider_runtime.errors import BadRequest, EngineDead, RuntimeFault, Unavailable
+from outrider_runtime.errors import BadRequest, RuntimeFault, Unavailable
 from outrider_runtime.server import openai
 from outrider_runtime.server.admin_token import bears
-from outrider_runtime.server.answers import Chunks, Envelope, Kind, error_body, error_status
-from outrider_runtime.server.generation import Generation
+from outrider_runtime.server.answers import Choice, Chunks, Envelope, Kind, error_body, error_status
+from outrider_runtime.server.generation import Generation, Piece
+from outrider_runtime.server.logprobs import ChatLogprobs, CompletionLogprobs, Logprobs
 from outrider_runtime.server.service import Model, Service
 from outrider_runtime.server.stream import stream
 
@@ -90,8 +93,10 @@ def _error(fault: RuntimeFault) -> web.Response:
 
 @web.middleware
 async def _gate(request: web.Request, handler: Any) -> web.StreamResponse:
-    """Nobody while draining; under /v1 only who has the API key."""
+    """Nobody while draining or once the engine is dead; under /v1 only who has the API key."""
     service = request.app[_SERVICE]
+    if service.engine.died.done():
+        raise service.engine.died.result()
     if service.draining:
         raise Unavailable("the server is shutting down; try again, another replica will answer", "server_shutdown")
     key = service.config.api_key
@@ -140,17 +145,50 @@ async def _answer(
     prompt: tuple[int, ...],
     arrival: float,
 ) -> web.StreamResponse:
-    params = asked.sampling_params(len(prompt), model.ready.max_model_len)
-    with Generation(request.app[_SERVICE], model, prompt, params, arrival) as generation:
+    encode = partial(model.tokenizer.encode, add_special_tokens=False)
+    choices = asked.sampling_params(
+        len(prompt), max_model_len=model.ready.max_model_len, vocab_size=model.ready.vocab_size, encode=encode
+    )
+    with Generation(request.app[_SERVICE], model, prompt, choices, arrival) as generation:
         envelope = Envelope(kind, generation.request_id, asked.model)
+        logprobs = [_logprobs(kind, asked, model) for _ in choices]
         if asked.stream:
-            return await stream(request, generation, Chunks(envelope, include_usage=asked.include_usage))
-        text = ""
-        while True:
-            piece = await generation.next()
-            text += piece.text
-            if piece.finish_reason is not None:
-                return web.json_response(envelope.answer(text, piece.finish_reason, generation.usage))
+            usage = asked.include_usage
+            chunks = [Chunks(envelope, i, include_usage=usage, logprobs=told) for i, told in enumerate(logprobs)]
+            return await stream(request, generation, chunks)
+        whole = _Whole(len(choices))
+        await generation.run(whole)
+        return web.json_response(envelope.answer(whole.choices(logprobs), generation.usage))
+
+
+def _logprobs(kind: Kind, asked: openai.GenerationRequest, model: Model) -> Logprobs | None:
+    if asked.num_logprobs() is None:
+        return None
+    return (ChatLogprobs if kind == "chat" else CompletionLogprobs)(model.tokenizer)
+
+
+class _Whole:
+    """A sink that collects."""
+
+    def __init__(self, choices: int) -> None:
+        self._pieces: list[list[Piece]] = [[] for _ in range(choices)]
+
+    def take(self, index: int, piece: Piece) -> bool:
+        self._pieces[index].append(piece)
+        return True
+
+    async def ready(self) -> None:
+        pass
+
+    def choices(self, logprobs: Sequence[Logprobs | None]) -> list[Choice]:
+        return [
+            Choice(
+                "".join(piece.text for piece in pieces),
+                pieces[-1].finish_reason,
+                None if told is None else told.body([entry for piece in pieces for entry in piece.logprobs]),
+            )
+            for pieces, told in zip(self._pieces, logprobs, strict=True)
+        ]
 
 
 async def _models(request: web.Request) -> web.Response:
@@ -176,6 +214,4 @@ def _describe(service: Service, model: Model) -> dict[str, Any]:
 async def _health(request: web.Request) -> web.Response:
     service = request.app[_SERVICE]
     service.loaded()
-    if service.engine.died.done():
-        raise EngineDead(service.engine.died.result())
     return web.json_response({"status": "ok"})

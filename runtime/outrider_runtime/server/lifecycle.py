@@ -37,10 +37,10 @@ class _Signals:
 
 async def serve(
     engine: EngineConfig, config: ServerConfig, process: EngineProcess, sockets: Sequence[socket.socket]
-) -> int:
-    """The exit code. `sockets` are bound: the API's and the admin port's. Raises Refusal."""
+) -> None:
+    """Until all is done. `sockets` are bound: the API's and the admin port's. Raises Refusal, EngineDead."""
     signals = _Signals()
-    client = EngineClient(process.connection, process)
+    client = EngineClient(process.channel, process)
     service = Service(config, engine.scheduler, client, engine.policy)
     runners = [  # a client that goes away ends its answer, but not the setting of a policy
         web.AppRunner(build(service), handler_cancellation=ends, access_log=None, shutdown_timeout=_LAST_WORDS_SECONDS)
@@ -50,19 +50,19 @@ async def serve(
         for runner, bound in zip(runners, sockets, strict=True):
             await runner.setup()
             await web.SockSite(runner, bound, backlog=1024).start()
-        return await _live(service, signals)
+        await _live(service, signals)
     finally:
         await asyncio.gather(*(runner.cleanup() for runner in runners))
         await client.close()
 
 
-async def _live(service: Service, signals: _Signals) -> int:
+async def _live(service: Service, signals: _Signals) -> None:
     engine = service.engine
     stop = asyncio.ensure_future(signals.stop.wait())
     await _first(stop, engine.ready)
     if not engine.ready.done():
         log.info("stopped while loading")
-        return 0
+        return
     service.model = await asyncio.to_thread(load_model, engine.ready.result())
     log.info("serving", extra={"model": service.config.served_model_name, "port": service.config.port})
     await _first(stop, engine.died)
@@ -70,8 +70,7 @@ async def _live(service: Service, signals: _Signals) -> int:
         await _drain(service, signals)
     if engine.died.done():
         await service.idle(_LAST_WORDS_SECONDS)
-        return 1
-    return 0
+        raise engine.died.result()
 
 
 async def _first(*futures: asyncio.Future[Any]) -> None:

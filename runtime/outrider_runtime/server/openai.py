@@ -6,99 +6,18 @@ A field that is not supported is refused by name unless its value is the one tha
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from dataclasses import replace
+from hashlib import blake2b
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from outrider_runtime.errors import BadRequest
-from outrider_runtime.sampling.params import SamplingParams
-from outrider_runtime.speculation.policy import MAX_SPECULATIVE_TOKENS
+from outrider_runtime.sampling.params import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS, SamplingParams
+from outrider_runtime.server import fields
 
 COMPLETION_DEFAULT_TOKENS = 16  # OpenAI's, of /v1/completions; a chat answer may fill the context
-
-# Fields of OpenAI's API, and of engines like it, that are not supported here -> values that ask for nothing.
-_NEUTRAL: dict[str, tuple[object, ...]] = {
-    "n": (1,),
-    "best_of": (1,),
-    "echo": (False,),
-    "suffix": ("",),
-    "logprobs": (False,),
-    "top_logprobs": (0,),
-    "prompt_logprobs": (),
-    "logit_bias": ({},),
-    "tools": ([],),
-    "tool_choice": ("none",),
-    "parallel_tool_calls": (True,),
-    "functions": ([],),
-    "function_call": ("none",),
-    "response_format": ({"type": "text"},),
-    "modalities": (["text"],),
-    "audio": (),
-    "prediction": (),
-    "reasoning_effort": (),
-    "verbosity": (),
-    "web_search_options": (),
-    "service_tier": ("auto", "default"),
-    "store": (False,),
-    "metadata": ({},),
-    "min_p": (0, 0.0),
-    "length_penalty": (1, 1.0),
-    "use_beam_search": (False,),
-    "bad_words": ([],),
-    "stop_token_ids": ([],),
-    "include_stop_str_in_output": (False,),
-    "skip_special_tokens": (True,),
-    "spaces_between_special_tokens": (True,),
-    "add_generation_prompt": (True,),
-    "continue_final_message": (False,),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "structured_outputs": (),
-}
-
-
-def _stop(value: object) -> tuple[str, ...]:
-    strings = [value] if isinstance(value, str) else value
-    if not isinstance(strings, list) or not all(isinstance(item, str) and item for item in strings):
-        raise ValueError("must be a string or a list of strings, none empty")
-    if len(strings) > 4:
-        raise ValueError("must hold at most 4 strings")
-    return tuple(strings)
-
-
-def _speculative(value: object) -> int | None:
-    if value is False:
-        return 0
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_SPECULATIVE_TOKENS:
-        raise ValueError(f"must be false or an integer from 0 to {MAX_SPECULATIVE_TOKENS}")
-    return value
-
-
-def _prompt(value: object) -> str | tuple[int, ...]:
-    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str | list):
-        value = value[0]
-    if isinstance(value, str):
-        return value
-    if isinstance(value, list) and value and all(type(item) is int and item >= 0 for item in value):
-        return tuple(value)
-    if isinstance(value, list) and len(value) > 1 and all(isinstance(item, str | list) for item in value):
-        raise ValueError("must be one prompt; send one request for each")
-    raise ValueError("must be a string or a list of token ids, not empty")
-
-
-def _content(value: object) -> str:
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, list):
-        raise ValueError("must be a string or a list of text parts")
-    for part in value:
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind != "text" or not isinstance(part.get("text"), str):
-            raise ValueError(f"has a part of type {kind}; only text parts are supported")
-    return "".join(part["text"] for part in value)
-
 
 _Request = TypeVar("_Request", bound="GenerationRequest")
 
@@ -114,7 +33,7 @@ class StreamOptions(_Body):
 
 class ChatMessage(_Body):
     role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[str, BeforeValidator(_content)]
+    content: Annotated[str, BeforeValidator(fields.content)]
     name: str | None = Field(None, max_length=256)
 
     @model_validator(mode="before")
@@ -135,21 +54,26 @@ class GenerationRequest(_Body):
     """What both endpoints take. JSON's null is the default everywhere."""
 
     model: str
+    n: int = Field(1, ge=1, le=fields.MAX_CHOICES)
     max_tokens: int | None = Field(None, ge=1)
     temperature: float = Field(1.0, ge=0, le=2, allow_inf_nan=False)
     top_p: float = Field(1.0, gt=0, le=1)
-    top_k: int = Field(0, ge=-1)
+    top_k: int = Field(0, ge=-1, lt=2**31)
+    min_p: float = Field(0.0, ge=0, le=1)
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
-    stop: Annotated[tuple[str, ...], BeforeValidator(_stop)] = ()
+    stop: Annotated[tuple[str, ...], BeforeValidator(fields.stop)] = ()
+    stop_token_ids: Annotated[tuple[int, ...], BeforeValidator(fields.stop_token_ids)] = ()
     presence_penalty: float = Field(0.0, ge=-2, le=2)
     frequency_penalty: float = Field(0.0, ge=-2, le=2)
     repetition_penalty: float = Field(1.0, gt=0, le=10)
+    logit_bias: Annotated[tuple[tuple[int, float], ...], BeforeValidator(fields.logit_bias)] = ()
+    bad_words: Annotated[tuple[str, ...], BeforeValidator(fields.bad_words)] = ()
     min_tokens: int = Field(0, ge=0)
     ignore_eos: bool = False
     stream: bool = False
     stream_options: StreamOptions | None = None
     user: str | None = None
-    speculative: Annotated[int | None, BeforeValidator(_speculative)] = None
+    speculative: Annotated[int | None, BeforeValidator(fields.speculative)] = None
 
     @model_validator(mode="after")
     def _options_need_a_stream(self) -> GenerationRequest:
@@ -165,8 +89,38 @@ class GenerationRequest(_Body):
         """Tokens to generate at most, as asked; None for what fits the context."""
         return self.max_tokens
 
-    def sampling_params(self, prompt_tokens: int, max_model_len: int) -> SamplingParams:
-        """Raises BadRequest(context_length_exceeded)."""
+    def num_logprobs(self) -> int | None:
+        """How many of the likeliest tokens are told with each token; None for none, nor itself."""
+        raise NotImplementedError
+
+    def sampling_params(
+        self, prompt_tokens: int, *, max_model_len: int, vocab_size: int, encode: Callable[[str], tuple[int, ...]]
+    ) -> tuple[SamplingParams, ...]:
+        """One for each of the `n` choices. Raises BadRequest, context_length_exceeded for instance."""
+        self._check_ids(vocab_size)
+        max_tokens = self._max_tokens(prompt_tokens, max_model_len)
+        first = SamplingParams(
+            max_tokens=max_tokens,
+            temperature=self.temperature,
+            top_k=max(self.top_k, 0),
+            top_p=self.top_p,
+            min_p=self.min_p,
+            seed=self.seed,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            repetition_penalty=self.repetition_penalty,
+            logit_bias=self.logit_bias,
+            bad_words=_token_sequences(self.bad_words, encode),
+            logprobs=self.num_logprobs(),
+            stop=self.stop,
+            stop_token_ids=self.stop_token_ids,
+            min_tokens=self.min_tokens,
+            ignore_eos=self.ignore_eos,
+            speculative=self.speculative,
+        )
+        return first, *(replace(first, seed=_choice_seed(self.seed, index)) for index in range(1, self.n))
+
+    def _max_tokens(self, prompt_tokens: int, max_model_len: int) -> int:
         limit = self.limit()
         room = max_model_len - prompt_tokens
         if room < (limit or 1):
@@ -180,32 +134,64 @@ class GenerationRequest(_Body):
         max_tokens = limit or room
         if self.min_tokens > max_tokens:
             raise BadRequest(f"min_tokens {self.min_tokens} is above the {max_tokens} of max_tokens", "min_tokens")
-        return SamplingParams(
-            max_tokens=max_tokens,
-            temperature=self.temperature,
-            top_k=max(self.top_k, 0),
-            top_p=self.top_p,
-            seed=self.seed,
-            presence_penalty=self.presence_penalty,
-            frequency_penalty=self.frequency_penalty,
-            repetition_penalty=self.repetition_penalty,
-            stop=self.stop,
-            min_tokens=self.min_tokens,
-            ignore_eos=self.ignore_eos,
-            speculative=self.speculative,
+        return max_tokens
+
+    def _check_ids(self, vocab_size: int) -> None:
+        for name, ids in (("logit_bias", [id for id, _ in self.logit_bias]), ("stop_token_ids", self.stop_token_ids)):
+            if ids and max(ids) >= vocab_size:
+                raise BadRequest(
+                    f"{name} has token id {max(ids)}; this model's go to {vocab_size - 1}", name, "invalid_value"
+                )
+
+
+def _token_sequences(words: tuple[str, ...], encode: Callable[[str], tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
+    """Each word as it begins a text, and as it stands behind a space where that is another token."""
+    found: dict[tuple[int, ...], None] = {}
+    for word in words:
+        bare, spaced = encode(word.lstrip()), encode(" " + word.lstrip())
+        found[bare] = None
+        if len(spaced) == len(bare):
+            found[spaced] = None
+        if len(bare) > MAX_BAD_WORD_TOKENS:
+            raise BadRequest(
+                f"bad_words has {_shown(word)} of {len(bare)} tokens; at most {MAX_BAD_WORD_TOKENS} are allowed",
+                "bad_words",
+                "invalid_value",
+            )
+    if len(found) > MAX_BAD_WORDS:
+        raise BadRequest(
+            f"bad_words makes {len(found)} sequences of tokens, with and without a space before each word; "
+            f"at most {MAX_BAD_WORDS} are allowed",
+            "bad_words",
+            "invalid_value",
         )
+    return tuple(found)
+
+
+def _choice_seed(seed: int | None, index: int) -> int | None:
+    """Of a further choice, so that it differs from the first and comes again with the request's seed."""
+    if seed is None:
+        return None
+    return int.from_bytes(blake2b(f"{seed}/{index}".encode(), digest_size=8).digest(), "big", signed=True)
 
 
 class CompletionRequest(GenerationRequest):
-    prompt: Annotated[str | tuple[int, ...], BeforeValidator(_prompt)]
+    prompt: Annotated[str | tuple[int, ...], BeforeValidator(fields.prompt)]
+
+    logprobs: Annotated[int | None, BeforeValidator(fields.logprobs)] = None
 
     def limit(self) -> int:
         return COMPLETION_DEFAULT_TOKENS if self.max_tokens is None else self.max_tokens
+
+    def num_logprobs(self) -> int | None:
+        return self.logprobs
 
 
 class ChatRequest(GenerationRequest):
     messages: list[ChatMessage] = Field(min_length=1)
     max_completion_tokens: int | None = Field(None, ge=1)
+    logprobs: bool = False
+    top_logprobs: int = Field(0, ge=0, le=fields.MAX_LOGPROBS)
 
     @model_validator(mode="after")
     def _one_limit(self) -> ChatRequest:
@@ -213,8 +199,17 @@ class ChatRequest(GenerationRequest):
             raise ValueError("max_tokens and max_completion_tokens differ; give one of them")
         return self
 
+    @model_validator(mode="after")
+    def _top_logprobs_need_logprobs(self) -> ChatRequest:
+        if self.top_logprobs and not self.logprobs:
+            raise ValueError("top_logprobs needs logprobs; set logprobs to true or drop it")
+        return self
+
     def limit(self) -> int | None:
         return self.max_completion_tokens or self.max_tokens
+
+    def num_logprobs(self) -> int | None:
+        return self.top_logprobs if self.logprobs else None
 
 
 def parse_completion(body: bytes) -> CompletionRequest:
@@ -228,15 +223,15 @@ def parse_chat(body: bytes) -> ChatRequest:
 
 
 def _parse(kind: type[_Request], body: bytes) -> _Request:
-    fields = _object(body)
+    refused = {**fields.UNSUPPORTED, **fields.NOT_YET}
     known: dict[str, object] = {}
-    for name, value in fields.items():
+    for name, value in _object(body).items():
         if value is None:
             continue
-        if name in kind.model_fields:
+        if name in kind.model_fields and name not in refused:
             known[name] = value
-        elif not any(type(value) is type(neutral) and value == neutral for neutral in _NEUTRAL.get(name, ())):
-            raise _unsupported(name, value)
+        elif not any(type(value) is type(neutral) and value == neutral for neutral in refused.get(name, ())):
+            raise _unsupported(name, value, known=name in refused)
     try:
         return kind.model_validate(known)
     except ValidationError as error:
@@ -258,8 +253,8 @@ def _no_constant(name: str) -> float:
     raise ValueError(f"{name} is not JSON")
 
 
-def _unsupported(name: str, value: object) -> BadRequest:
-    if name in _NEUTRAL:
+def _unsupported(name: str, value: object, *, known: bool) -> BadRequest:
+    if known:
         return BadRequest(
             f"{name} is not supported by this server; got {_shown(value)}, drop it", name, "unsupported_parameter"
         )

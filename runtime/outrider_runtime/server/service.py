@@ -72,10 +72,12 @@ class Service:
             )
         return self.loaded()
 
-    def admit(self) -> None:
-        """Raises Unavailable when the queue is full. Call right before submitting."""
+    def admit(self, count: int = 1) -> None:
+        """So many engine requests. Raises Unavailable when the queue is full. Call right before submitting."""
         limit = self.scheduler.max_concurrency + self.scheduler.queue_limit
-        if self.engine.in_flight >= limit:
+        if count > limit:
+            raise BadRequest(f"n must be at most the {limit} requests this server takes; got {count}", "n")
+        if self.engine.in_flight + count > limit:
             self.rejected += 1
             raise Unavailable(
                 f"{limit} requests are running or waiting, the most this server takes; try again later",

@@ -31,8 +31,17 @@ class Tokenizer:
         self.special_tokens = frozenset(token.content for token in added.values() if token.special)
         self.added_tokens = frozenset(token.content for token in added.values())
         self._ids = {token.content: id for id, token in added.items()}
+        self._names = {id: token.content for id, token in added.items()}
         self._control = any_of(self.added_tokens)
         self.token_bytes = TokenBytes(self._backend)
+
+    def spelling(self, token_id: int) -> str:
+        """A token for people to read: its name if it is special; `bytes:` and those in hexadecimal if it is no text."""
+        data = self.token_bytes[token_id]
+        try:
+            return self._names.get(token_id) or data.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
     def encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
         """Special tokens written in `text` are control tokens, as in a raw prompt."""

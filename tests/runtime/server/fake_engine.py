@@ -9,9 +9,9 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from multiprocessing.connection import Connection
 
 from outrider_runtime.engine import process
+from outrider_runtime.engine.channel import Channel
 from outrider_runtime.engine.messages import (
     AddRequest,
     Crashed,
@@ -21,6 +21,7 @@ from outrider_runtime.engine.messages import (
     Ready,
     StepOutput,
     TokenDelta,
+    TokenLogprobs,
 )
 from outrider_runtime.speculation.policy import Policy
 
@@ -50,6 +51,7 @@ class FakeEngine:
     policies: list[Policy] = field(default_factory=list)
     fault: Exception | None = None
     step_seconds: float = 0.0  # how long a step takes
+    logprobs: Callable[[int], TokenLogprobs] | None = None  # of a token
     _left: dict[str, list[list[int]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -87,25 +89,23 @@ class FakeEngine:
             if not steps:
                 del self._left[request_id]
             drafted = 4 if len(tokens) > 1 else 0
-            deltas.append(
-                TokenDelta(request_id, tuple(tokens), finish, drafted, max(len(tokens) - 1, 0), cached_tokens=0)
-            )
+            delta = TokenDelta(request_id, tuple(tokens), finish, drafted, max(len(tokens) - 1, 0), cached_tokens=0)
+            deltas.append(delta._replace(logprobs=self.logprobs and tuple(map(self.logprobs, tokens))))
         return StepOutput(tuple(deltas), self.stats())
 
 
 class EngineThread:
-    """Runs the engine as process.main() would; `connection` is the client's end, `kill()` closes ours."""
+    """Runs the engine as process.main() would; `channel` is the client's end, `kill()` closes ours."""
 
     def __init__(self, engine: process.Stepper, *first: object) -> None:
-        ours, theirs = socket.socketpair()
-        self.connection = Connection(ours.detach())
-        self._theirs = Connection(theirs.detach())
-        self._socket = socket.socket(fileno=self._theirs.fileno())  # to wake a blocked recv() when killed
+        ours, self._socket = socket.socketpair()
+        self.channel = Channel(ours)
+        self._theirs = Channel(self._socket)
         self._inbox: queue.SimpleQueue = queue.SimpleQueue()
         for message in first:
             self._theirs.send(message)
         self._threads = [
-            threading.Thread(target=process._receive, args=(self._theirs, self._inbox), daemon=True),
+            threading.Thread(target=process.receive, args=(self._theirs, self._inbox), daemon=True),
             threading.Thread(target=self._run, args=(engine,), daemon=True),
         ]
         for thread in self._threads:
@@ -117,7 +117,8 @@ class EngineThread:
         except OSError:
             pass
         except Exception as error:
-            self._theirs.send(Crashed(f"the engine failed: {error}"))
+            fault = process.crash(error)
+            self._theirs.send(Crashed(fault.message, fault.reason))
         finally:
             self.kill()
 
@@ -125,12 +126,11 @@ class EngineThread:
         self._theirs.send(message)
 
     def kill(self) -> None:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # wakes who reads on either end
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def join(self) -> None:
         self.kill()
         for thread in self._threads:
             thread.join(5)
-        self._socket.detach()
         self._theirs.close()

@@ -13,7 +13,7 @@ from tests.runtime.server.conftest import MODEL
 from tests.runtime.server.fake_engine import EOS, READY, FakeEngine
 
 from outrider_runtime.config import SchedulerConfig
-from outrider_runtime.server import app
+from outrider_runtime.server import app, fields
 
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}]}
 COMPLETION = {"model": MODEL, "prompt": "hello"}
@@ -110,9 +110,9 @@ class TestAnswers:
 
     async def test_a_backlog_comes_as_one_piece(self, served):
         says(served, "a", "b", "c")
-        with served.service.engine.submit((1,), None) as stream:
-            await until(lambda: len(stream._backlog) == 3)
-            assert len(await stream.take()) == 3
+        stream = served.service.engine.submit("a", (1,), None, lambda: None)
+        await until(lambda: len(stream.backlog) == 3)
+        assert len(stream.take()) == 3
 
     async def test_what_was_asked_reaches_the_engine(self, served, client):
         await client.chat.completions.create(
@@ -133,6 +133,7 @@ class TestAnswers:
                 "min_tokens": 2,
                 "ignore_eos": True,
                 "speculative": False,
+                "stop_token_ids": [7, 8],
                 "tools": [],
             },
         )
@@ -140,7 +141,21 @@ class TestAnswers:
         assert (params.max_tokens, params.temperature, params.top_p, params.seed) == (7, 0.5, 0.9, -3)
         assert (params.stop, params.presence_penalty, params.frequency_penalty) == (("x", "y"), 1, -1)
         assert (params.top_k, params.repetition_penalty, params.min_tokens) == (5, 1.1, 2)
-        assert (params.ignore_eos, params.speculative) == (True, 0)
+        assert (params.ignore_eos, params.speculative, params.stop_token_ids) == (True, 0, (7, 8))
+
+    async def test_what_shapes_the_logits_reaches_the_engine_too(self, served, client, all_fields):
+        await client.completions.create(
+            **COMPLETION,
+            logit_bias={"5": -100, "70": 1.5},
+            logprobs=3,
+            extra_body={"min_p": 0.1, "bad_words": ["road", " ahead"]},
+        )
+        params = served.engine.added[0].params
+        assert (params.min_p, params.logprobs) == (0.1, 3)
+        assert params.logit_bias == ((5, -100.0), (70, 1.5))
+        bare, spaced, *rest = params.bad_words
+        assert [served.text_of(ids) for ids in (bare, spaced)] == ["road", " road"]
+        assert "ahead" in [served.text_of(ids) for ids in rest]
 
     async def test_left_out_a_chat_may_fill_the_context_and_a_completion_gets_sixteen_tokens(self, served, client):
         await client.chat.completions.create(**CHAT)
@@ -166,13 +181,30 @@ BAD = [
     # endpoint fields changed, status, param, code, words of the message
     ({"tools": [{"type": "function"}]}, 400, "tools", "unsupported_parameter", "tools is not supported"),
     ({"response_format": {"type": "json_object"}}, 400, "response_format", "unsupported_parameter", "json_object"),
-    ({"logprobs": True}, 400, "logprobs", "unsupported_parameter", "true"),
-    ({"n": 2}, 400, "n", "unsupported_parameter", "2"),
+    ({"n": 0}, 400, "n", "invalid_value", "got 0"),
+    ({"n": 129}, 400, "n", "invalid_value", "equal to 128; got 129"),
+    ({"n": 2.0}, 400, "n", "invalid_value", "got 2.0"),
     ({"best_of": 3}, 400, "best_of", "unsupported_parameter", "3"),
-    ({"logit_bias": {"5": 1}}, 400, "logit_bias", "unsupported_parameter", "logit_bias"),
+    ({"logit_bias": [5]}, 400, "logit_bias", "invalid_value", "from token ids to numbers; got [5]"),
+    ({"logit_bias": {"x": 1}}, 400, "logit_bias", "invalid_value", "'x', which is no token id"),
+    ({"logit_bias": {"-1": 1}}, 400, "logit_bias", "invalid_value", "'-1', which is no token id"),
+    ({"logit_bias": {"5": 101}}, 400, "logit_bias", "invalid_value", "of token 5 must be a number from -100 to 100"),
+    ({"logit_bias": {"5": "1"}}, 400, "logit_bias", "invalid_value", "of token 5 must be a number"),
+    ({"logit_bias": {str(i): 1 for i in range(1025)}}, 400, "logit_bias", "invalid_value", "at most 1024"),
+    ({"logit_bias": {"288": 1}}, 400, "logit_bias", "invalid_value", "token id 288; this model's go to 287"),
+    ({"bad_words": "x"}, 400, "bad_words", "invalid_value", "list of strings"),
+    ({"bad_words": ["x", " "]}, 400, "bad_words", "invalid_value", "none blank"),
+    ({"bad_words": ["x" * 257]}, 400, "bad_words", "invalid_value", "at most 256 characters"),
+    ({"bad_words": ["xqxq" * 5]}, 400, "bad_words", "invalid_value", "of 20 tokens; at most 16"),
+    ({"bad_words": [chr(0x4E00 + i) for i in range(129)]}, 400, "bad_words", "invalid_value", "at most 128"),
+    ({"stop_token_ids": 5}, 400, "stop_token_ids", "invalid_value", "list of token ids; got 5"),
+    ({"stop_token_ids": [-5]}, 400, "stop_token_ids", "invalid_value", "list of token ids"),
+    ({"stop_token_ids": [288]}, 400, "stop_token_ids", "invalid_value", "go to 287"),
+    ({"stop_token_ids": list(range(65))}, 400, "stop_token_ids", "invalid_value", "at most 64"),
     ({"echo": True}, 400, "echo", "unsupported_parameter", "echo"),
     ({"suffix": "x"}, 400, "suffix", "unsupported_parameter", '"x"'),
-    ({"min_p": 0.1}, 400, "min_p", "unsupported_parameter", "0.1"),
+    ({"min_p": 1.1}, 400, "min_p", "invalid_value", "equal to 1; got 1.1"),
+    ({"min_p": -0.1}, 400, "min_p", "invalid_value", "got -0.1"),
     ({"temprature": 1}, 400, "temprature", "unknown_parameter", "temprature"),
     ({"model": "other"}, 404, "model", "model_not_found", "'other'"),
     ({"model": None}, 400, "model", "missing_required_parameter", "model is missing"),
@@ -198,6 +230,9 @@ BAD = [
     ({"speculative": True}, 400, "speculative", "invalid_value", "got true"),
 ]
 BAD_CHAT = [
+    ({"logprobs": 5}, "logprobs", "got 5"),
+    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "equal to 20; got 21"),
+    ({"top_logprobs": 2}, "top_logprobs", "needs logprobs"),
     ({"messages": None}, "messages", "missing"),
     ({"messages": []}, "messages", "at least 1"),
     ({"messages": "hello"}, "messages", '"hello"'),
@@ -210,6 +245,9 @@ BAD_CHAT = [
     ({"messages": [{"role": "user", "content": "x" * 2000}]}, "messages", "shorten the prompt"),
 ]
 BAD_COMPLETION = [
+    ({"logprobs": True}, "logprobs", "from 0 to 20; got true"),
+    ({"logprobs": 21}, "logprobs", "from 0 to 20; got 21"),
+    ({"top_logprobs": 2}, "top_logprobs", "not a field"),
     ({"prompt": None}, "prompt", "missing"),
     ({"prompt": ""}, "prompt", "at least one"),
     ({"prompt": []}, "prompt", "not empty"),
@@ -219,6 +257,9 @@ BAD_COMPLETION = [
     ({"prompt": [5, 288]}, "prompt", "go to 287"),
     ({"messages": [{"role": "user", "content": "x"}]}, "messages", "not a field"),
 ]
+
+
+NOT_YET = {"min_p": 0.5, "logit_bias": {"5": 1}, "bad_words": ["x"], "logprobs": True, "top_logprobs": 2}
 
 
 class TestBadInput:
@@ -232,20 +273,25 @@ class TestBadInput:
         return error
 
     @pytest.mark.parametrize(("path", "body"), [("/v1/chat/completions", CHAT), ("/v1/completions", COMPLETION)])
-    async def test_every_bad_field_is_named_with_its_value(self, served, path, body):
+    async def test_every_bad_field_is_named_with_its_value(self, served, path, body, all_fields):
         for change, status, param, code, words in BAD:
             error = await self.refused(served, path, {**body, **change}, status)
             expected = param or ("messages" if "chat" in path else "prompt")
             assert (error["param"], error["code"]) == (expected, code), change
             assert words in error["message"], change
 
-    async def test_every_bad_chat_is_named(self, served):
+    async def test_what_the_engine_does_not_act_on_yet_is_refused_by_name(self, served):
+        for name in fields.NOT_YET:
+            error = await self.refused(served, "/v1/chat/completions", {**CHAT, name: NOT_YET[name]})
+            assert (error["param"], error["code"]) == (name, "unsupported_parameter")
+
+    async def test_every_bad_chat_is_named(self, served, all_fields):
         for change, param, words in BAD_CHAT:
             error = await self.refused(served, "/v1/chat/completions", {**CHAT, **change})
             assert error["param"] == param, change
             assert words in error["message"], change
 
-    async def test_every_bad_prompt_is_named(self, served):
+    async def test_every_bad_prompt_is_named(self, served, all_fields):
         for change, param, words in BAD_COMPLETION:
             error = await self.refused(served, "/v1/completions", {**COMPLETION, **change})
             assert error["param"] == param, change
@@ -346,14 +392,17 @@ class TestFaults:
         assert last["error"]["type"] == "server_error"
         assert "engine" in last["error"]["message"]
 
-    async def test_an_engine_that_dies_answers_those_who_wait_with_500_and_the_next_too(self, served):
+    async def test_an_engine_that_dies_answers_those_who_wait_with_503_and_the_next_too(self, served):
         served.engine.go.clear()
         request = asyncio.create_task(served.api.post("/v1/completions", json=COMPLETION))
         await until(lambda: served.engine.added)
         served.thread.kill()
-        assert (await request).status == 500
-        assert (await served.api.post("/v1/completions", json=COMPLETION)).status == 500
-        assert (await served.api.get("/health")).status == 500
+        assert (await request).status == 503
+        got = await served.api.post("/v1/completions", json=COMPLETION)
+        assert got.status == 503
+        assert (await got.json())["error"]["code"] == "engine_dead"
+        assert (await served.api.get("/health")).status == 503
+        assert (await served.admin.get("/healthz")).status == 500
 
     async def test_the_openai_client_raises_on_an_error_event(self, served, client):
         endless(served)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import aiohttp
 import pytest
+import torch
 from tests.runtime.server.fake_engine import READY, EngineThread, FakeEngine
 
 from outrider_runtime.config import EngineConfig, ServerConfig, SourceConfig
@@ -42,9 +43,9 @@ class Running:
         await response.content.readuntil(b"\n\n")
         return response
 
-    async def ended(self) -> int:
+    async def ended(self) -> None:
         async with asyncio.timeout(20):
-            return await self.task
+            await self.task
 
 
 @pytest.fixture
@@ -68,7 +69,7 @@ class _Process:
     """Stands for client.EngineProcess."""
 
     def __init__(self, thread: EngineThread) -> None:
-        self.connection = thread.connection
+        self.channel = thread.channel
 
     def ending(self) -> str:
         return "was killed by signal 9"
@@ -83,7 +84,7 @@ async def test_past_the_drain_timeout_a_stream_gets_an_error_event_and_the_exit_
     stream = await running.stream()
     os.kill(os.getpid(), signal.SIGTERM)
     assert b"shutting down" in (await stream.read()).split(b"\n\n")[-2]
-    assert await running.ended() == 0
+    await running.ended()
 
 
 @pytest.mark.parametrize("running", [3600], indirect=True)
@@ -96,7 +97,7 @@ async def test_a_second_signal_cuts_the_drain_short(running):
     assert (refused.status, refused.headers["Connection"]) == (503, "close")
     os.kill(os.getpid(), signal.SIGINT)
     assert b"shutting down" in (await stream.read()).split(b"\n\n")[-2]
-    assert await running.ended() == 0
+    await running.ended()
 
 
 @pytest.mark.parametrize("running", [3600], indirect=True)
@@ -107,7 +108,7 @@ async def test_a_drain_ends_when_the_last_answer_does(running):
     stream = await running.stream()
     os.kill(os.getpid(), signal.SIGTERM)
     assert (await stream.read()).endswith(b"data: [DONE]\n\n")
-    assert await running.ended() == 0
+    await running.ended()
 
 
 async def test_an_engine_that_crashes_tells_its_reason_to_streams_and_exit_code(running):
@@ -116,16 +117,33 @@ async def test_an_engine_that_crashes_tells_its_reason_to_streams_and_exit_code(
     stream = await running.stream()
     running.thread.send(Crashed("the engine failed: RuntimeError: no more"))
     assert b"RuntimeError: no more" in (await stream.read()).split(b"\n\n")[-2]
-    assert await running.ended() == 1
+    with pytest.raises(EngineDead, match="no more") as died:
+        await running.ended()
+    assert died.value.exit_code == 1
 
 
-async def test_an_engine_whose_step_fails_is_a_crash(running):
+@pytest.mark.parametrize(
+    ("fault", "words", "exit_code"),
+    [
+        (RuntimeError("broken"), "the engine failed: RuntimeError: broken", 1),
+        (torch.OutOfMemoryError("Tried to allocate 2 GiB"), "OutOfMemory: the device ran out of memory in a step", 70),
+        (RuntimeError("CUDA error: out of memory"), "OutOfMemory: the device ran out of memory in a step", 70),
+        (RuntimeError("CUBLAS_STATUS_ALLOC_FAILED"), "OutOfMemory: the device ran out of memory in a step", 70),
+        (MemoryError(), "OutOfMemory: the device ran out of memory in a step", 70),
+    ],
+)
+async def test_an_engine_whose_step_fails_ends_the_server_with_the_reason_and_its_exit_code(
+    running, fault, words, exit_code
+):
     running.thread.send(running.ready)
     await running.wait_ready()
     stream = await running.stream()
-    running.engine.fault = RuntimeError("broken")
-    assert b"the engine failed: broken" in (await stream.read()).split(b"\n\n")[-2]
-    assert await running.ended() == 1
+    running.engine.fault = fault
+    assert words.removeprefix("OutOfMemory: ").encode() in (await stream.read()).split(b"\n\n")[-2]
+    with pytest.raises(EngineDead) as died:
+        await running.ended()
+    assert str(died.value).startswith(words)
+    assert died.value.exit_code == exit_code
 
 
 async def test_progress_is_shown_while_loading(running):
