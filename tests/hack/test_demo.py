@@ -10,7 +10,7 @@ import pytest
 from localcluster.disk import GB
 from localcluster.paths import Home
 
-from demo import cluster, images, models, steps
+from demo import cluster, images, install, models, steps
 from demo.chat import Answer
 from demo.kubectl import Kubectl, condition, is_true, stands_at
 from demo.steps import Step, StepError, step
@@ -114,6 +114,39 @@ def test_only_pods_of_another_build_are_replaced(monkeypatch: pytest.MonkeyPatch
     )
     assert images.replace_stale_pods(kubectl, "app=x", "x:dev") == 1
     assert kubectl.said == [("delete", "pod", "--wait=false", "old")]
+
+
+def operator(*, available: int = 1, generation: int = 2) -> dict[str, Any]:
+    return {
+        "kind": "Deployment",
+        "metadata": {"generation": 2},
+        "spec": {"replicas": 1},
+        "status": {
+            "observedGeneration": generation,
+            "replicas": 1,
+            "updatedReplicas": 1,
+            "availableReplicas": available,
+        },
+    }
+
+
+LEAVING = {"kind": "Pod", "metadata": {"name": "old", "deletionTimestamp": "2026-01-01T00:00:00Z"}}
+STAYING = {"kind": "Pod", "metadata": {"name": "new"}}
+
+
+@pytest.mark.parametrize(
+    ("objects", "done"),
+    [
+        ([operator(), STAYING], True),
+        ([operator(), STAYING, LEAVING], None),
+        ([operator(available=0), STAYING], None),
+        ([operator(generation=1), STAYING], None),
+        ([], None),
+    ],
+    ids=["all there", "one still leaves", "not available", "an older template", "not installed"],
+)
+def test_the_operator_is_available_once_its_pods_and_no_others_run(objects: list[dict[str, Any]], done: bool) -> None:
+    assert install.available(Recorded(objects))[0] is done
 
 
 def test_the_story_tells_a_row_when_there_is_news_and_only_then() -> None:
