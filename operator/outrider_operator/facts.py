@@ -19,18 +19,10 @@ if TYPE_CHECKING:
     from outrider_operator.plan import Plan
 
 
-def ready_names(observed: Observed) -> list[str]:
-    return sorted(pod.name for pod in observed.pods if pod.ready and not pod.deleting)
-
-
 def current_pods(observed: Observed) -> frozenset[str]:
     """The ready pods of the template that the Deployment has now."""
     template = template_hash(observed.deployment or {})
     return frozenset(p.name for p in observed.pods if p.ready and not p.deleting and p.template == template)
-
-
-def view_of(observed: Observed) -> View:
-    return View.of(observed.fleet, ready_names(observed), observed.now)
 
 
 def is_suspended(spec: SpeculativeModelSpec) -> bool:
@@ -65,9 +57,9 @@ class Facts:
         found = (child for child in self.plan.children if child["kind"] == "Deployment")
         return next(found, self.deployment)
 
-    @cached_property
+    @property
     def view(self) -> View:
-        return view_of(self.observed)
+        return self.observed.view
 
     @cached_property
     def report(self) -> Report:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import cached_property
 from typing import Any
 
 from outrider_operator.api.v1alpha1 import SpeculativeModelSpec
 from outrider_operator.fleet.samples import Fleet
+from outrider_operator.fleet.windows import View
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,7 @@ class Pod:
     restarts: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Observed:
     model: Model
     children: Mapping[str, Child]  # by kind
@@ -66,6 +68,12 @@ class Observed:
     conflicts: tuple[str, ...] = ()  # names we need that somebody else owns: "Service llama (owned by …)"
     apply_error: str = ""  # why the last apply failed, until one succeeds
     status_written_at: float | None = None  # monotonic seconds; None when this process wrote none yet
+
+    @cached_property
+    def view(self) -> View:
+        """The measurements of the pods that are ready; made once, for it is most of the work of a look."""
+        ready = sorted(pod.name for pod in self.pods if pod.ready and not pod.deleting)
+        return View.of(self.fleet, ready, self.now)
 
     @property
     def deployment(self) -> Mapping[str, Any] | None:

@@ -10,7 +10,7 @@ from typing import Any
 from outrider_operator.api.reasons import EventReason, Reason, SpeculationState
 from outrider_operator.api.v1alpha1 import Mode, SpeculativeModelSpec
 from outrider_operator.errors import NameConflict, Refused
-from outrider_operator.facts import current_pods, is_suspended, live_replicas, view_of
+from outrider_operator.facts import current_pods, is_suspended, live_replicas
 from outrider_operator.fleet import autoscale, saturation
 from outrider_operator.fleet.autoscale import Past, Situation
 from outrider_operator.fleet.history import LOAD_WINDOW
@@ -90,7 +90,7 @@ def _decided(observed: Observed, defaults: Defaults) -> Plan:
     spec = observed.model.spec
     if refusal is not None or spec is None:
         return Plan(refusal=refusal)
-    view, past = view_of(observed), _past(observed)
+    view, past = observed.view, _past(observed)
     config_map = observed.children.get("ConfigMap")
     before = remembered(config_map.body if config_map else None)
     at = float(int(observed.wall.timestamp()))

@@ -186,9 +186,13 @@ class Cluster:
                 did = Did(running=load / len(ready), answered=name not in silent)
                 self.totals[name] = counted(self.totals.get(name, Counters(0, 0, 0, 0, 0, 0, 0, 0)), did)
                 read[name] = sample(self.now, self.totals[name], did)
-            keep = window(self.model.spec) if self.model.spec else 60.0
-            self.fleet = remember(self.fleet, read, self.now, keep)
-            self.reconcile()
+            self.measured(read)
+
+    def measured(self, read: Mapping[str, Sample]) -> Plan:
+        """A round of reading the ready pods, and what is planned on it."""
+        keep = window(self.model.spec) if self.model.spec else 60.0
+        self.fleet = remember(self.fleet, read, self.now, keep)
+        return self.reconcile()
 
     def edit(self, *parts: Mapping[str, Any]) -> None:
         assert self.model.spec is not None
@@ -198,6 +202,10 @@ class Cluster:
 
     def restart_operator(self) -> None:
         self.fleet = Fleet()
+
+    @property
+    def template(self) -> str:
+        return template_hash(self.children["Deployment"].body)
 
     @property
     def replicas(self) -> int:
@@ -215,8 +223,7 @@ class Cluster:
 
     def _schedule(self) -> None:
         """What the Deployment controller and a kubelet would have done by now; a new template replaces at once."""
-        body = self.children["Deployment"].body
-        template, wanted = template_hash(body), body["spec"]["replicas"]
+        template, wanted = self.template, self.replicas
         keep = [name for name, (each, _) in self.pods.items() if each.template == template][:wanted]
         self.pods = {name: self.pods[name] for name in keep}
         while len(self.pods) < wanted:
@@ -227,6 +234,11 @@ class Cluster:
             waits = "" if fits else "0/1 nodes are available: 1 Insufficient nvidia.com/gpu."
             ready = fits and (each.ready or self.now - created >= self.starts_in)
             self.pods[name] = (replace(each, ready=ready, unschedulable=waits), created)
+        self.counted()
+
+    def counted(self) -> None:
+        """The Deployment's status, from its pods as they are now."""
+        body = self.children["Deployment"].body
         self.children["Deployment"] = child(body, **self._live(body))
 
     def _live(self, rendered: Mapping[str, Any]) -> dict[str, Any]:

@@ -83,8 +83,8 @@ def load_peak(view: View, seconds: float, assumed: float) -> float | None:
 
 def scale_out_in_progress(view: View, target: int, desired: int, past: Sequence[Past], at: datetime) -> bool:
     """Whether replicas that the load needs are on their way, and have not been for too long."""
-    started = max((each.at for each in past if each.after > each.before), default=None)
-    if started is None or len(view.ready) >= desired or at - started > SCALE_OUT_LIMIT:
+    started = _last_step_up(past)
+    if started is None or len(view.ready) >= desired or not _within(SCALE_OUT_LIMIT, started, at):
         return False
     load = load_now(view)
     return load is None or load > target * len(view.ready)
@@ -129,11 +129,13 @@ def _limit(s: Situation) -> int:
 
 def _rejected(s: Situation) -> float:
     """Requests turned away since the fleet settled. Until it has, the replicas to come are the answer to them."""
-    started = max((each.at for each in s.past if each.after > each.before), default=None)
-    waiting = len(s.view.ready) < s.current and started is not None and s.at - started <= SCALE_OUT_LIMIT
+    started = _last_step_up(s.past)
     since = s.view.end - LOAD_WINDOW
     settled = all(track.since <= since for track in s.view.tracks.values())
-    if waiting or not settled or (started is not None and s.at - started < timedelta(seconds=LOAD_WINDOW)):
+    if started is not None:
+        waiting = len(s.view.ready) < s.current and _within(SCALE_OUT_LIMIT, started, s.at)
+        settled = settled and not waiting and abs(s.at - started) >= timedelta(seconds=LOAD_WINDOW)
+    if not settled:
         return 0.0
     found = (pod for track in s.view.tracks.values() for pod in track.intervals if pod.start >= since)
     return sum(pod.rejected_requests for pod in found)
@@ -159,6 +161,15 @@ def _down(s: Situation) -> Decision:
 
 def _needed(load: float, target: int) -> int:
     return math.ceil(load / target - 1e-9)  # a mean of sums that should be whole may be a hair above
+
+
+def _last_step_up(past: Sequence[Past]) -> datetime | None:
+    return max((each.at for each in past if each.after > each.before), default=None)
+
+
+def _within(limit: timedelta, then: datetime, now: datetime) -> bool:
+    """Whatever a clock that jumped back says, nothing stays within a limit for longer than twice that."""
+    return abs(now - then) <= limit
 
 
 def _in_flight(pod: Interval) -> float:

@@ -221,8 +221,18 @@ def test_fewer_replicas_must_not_bring_saturation(load, current, disable_at, rep
         (30, 1, 3, [_ago(700, 1, 2), _ago(60, 2, 3)], True),
         (30, 1, 3, [_ago(60, 5, 3)], False),
         (30, 1, 3, [], False),
+        (30, 1, 3, [_ago(-3600, 1, 3)], False),
     ],
-    ids=("running", "no longer needed", "arrived", "too long", "by its last step", "a step down", "never decided"),
+    ids=(
+        "running",
+        "no longer needed",
+        "arrived",
+        "too long",
+        "by its last step",
+        "a step down",
+        "never decided",
+        "decided an hour from now, before the clock jumped back",
+    ),
 )
 def test_a_scale_out_is_in_progress_while_needed_and_not_too_long(load, ready, desired, past, running):
     view = _view(*[[load / ready] * 6] * ready)
