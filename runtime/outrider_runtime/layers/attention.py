@@ -1,7 +1,7 @@
-"""Attention over the paged KV cache: the torch reference, on every device.
+"""Attention over the paged KV cache: by a kernel of our own on CUDA, by torch elsewhere.
 
-Requests of alike query and context length are padded into one group and attended to by one call, so that a batch of
-decodes is a few kernels and a long prompt beside it does not inflate them.
+In torch, requests of alike query and context length are padded into one group and attended to by one call, so that a
+batch of decodes is a few calls and a long prompt beside it does not inflate them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,59 @@ class AttentionGroup:
     whole: bool  # its rows are all of the batch's, in order
 
 
-AttentionPlan = tuple[AttentionGroup, ...]
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """How a program of the kernel works: `rows` (queries x heads that share a KV head) against `keys` at a time."""
+
+    rows: int
+    keys: int
+    stages: int  # of the pipeline that loads them
+    warps: int
+    per_processor: int  # programs of the persistent grid
+
+    def padded_rows(self, shared: int) -> int:
+        return max(self.rows, 1 << (shared - 1).bit_length())
+
+    def queries(self, shared: int) -> int:
+        return self.padded_rows(shared) // shared
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """Requests of up to `small_queries` queries take the small tile, and their contexts are split: into parts of
+    `split_tokens`, doubled until there are at most `max_splits`."""
+
+    small: Tile
+    large: Tile
+    small_queries: int
+    split_tokens: int
+    max_splits: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkList:
+    """What one launch of the kernel does."""
+
+    items: Tensor  # [fields, capacity] int32, by kernels/attention.py
+    tiles: int  # at most
+    splits: int  # a tile's, at most
+    tile: Tile
+    small: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PagedPlan:
+    """What the kernel needs, by kernels.attention.plan_paged; shared by all layers of a model."""
+
+    lists: tuple[WorkList, ...]
+    tokens: int
+    block_tables: Tensor  # [slots, blocks] int32
+    block_size: int
+    shape: AttentionShape
+    ancestors: Tensor | None  # [tokens] int64
+
+
+AttentionPlan = tuple[AttentionGroup, ...] | PagedPlan
 
 
 def plan_attention(
@@ -48,7 +100,7 @@ def plan_attention(
     block_tables: Tensor,
     block_size: int,
     shape: AttentionShape,
-) -> AttentionPlan:
+) -> tuple[AttentionGroup, ...]:
     """Which rows of the flattened batch attend together, and to which slots. Made once a step, used by every layer."""
     first_rows = [0, *accumulate(query_lengths)]
     groups: dict[tuple[int, int], list[int]] = defaultdict(list)
@@ -85,6 +137,10 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, plan: AttentionPlan, sca
     `query` is [tokens, heads, dim]; `keys` and `values` are a layer's arrays, [slots, kv heads, dim], the step's own
     tokens written already. Returns [tokens, heads, dim].
     """
+    if isinstance(plan, PagedPlan):
+        from outrider_runtime.kernels.attention import paged_attention  # Triton, which a CPU does without
+
+        return paged_attention(query, keys, values, plan, scale)
     if plan[0].whole:
         return _attend(query, keys, values, plan[0], scale)
     result = torch.empty_like(query)

@@ -1,0 +1,469 @@
+"""Attention over the paged KV cache in one kernel: decode, verification and prefill alike.
+
+A persistent grid walks a list of work items, made on the device once a step. An item is a tile of one request's
+queries against a part of its context, for one KV head; the query heads that share it are more rows of the tile. Long
+contexts are split into parts whose sizes depend on the request alone, so that no other request changes its result.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from outrider_runtime.kernels.launch import launch_options
+from outrider_runtime.layers.attention import AttentionShape, PagedPlan, Tile, Tuning, WorkList
+
+MAX_COUNTERS = 1 << 16  # (tile, KV head) pairs of one launch
+LOG2_E = tl.constexpr(1.4426950408889634)
+FIELDS = 10  # of a work item, each a row of WorkList.items
+ROW, QUERIES, POSITION, BEGIN, END, TABLE, SPLIT, SPLITS, TILE, STEP = (tl.constexpr(field) for field in range(FIELDS))
+
+
+def tuning_for(dtype: torch.dtype, dim: int) -> Tuning:
+    """Measured on an H200 by benchmarks/kernels_attention.py.
+
+    64 rows are the fewest that Hopper's asynchronous tensor-core instructions take; decoding fills few of them and
+    has the time, since it waits for memory. float32 is for tests: no tensor cores, so small tiles.
+    """
+    if dtype is torch.float32:
+        tile = Tile(rows=16, keys=32, stages=2, warps=4, per_processor=2)
+        return Tuning(small=tile, large=tile, small_queries=32, split_tokens=128, max_splits=16)
+    if dim > 128:
+        small = Tile(rows=64, keys=32, stages=2, warps=4, per_processor=2)
+        large = Tile(rows=128, keys=32, stages=3, warps=8, per_processor=1)
+    else:
+        small = Tile(rows=64, keys=64, stages=3, warps=4, per_processor=2)
+        large = Tile(rows=128, keys=64, stages=3, warps=8, per_processor=1)
+    return Tuning(small=small, large=large, small_queries=64, split_tokens=128, max_splits=16)
+
+
+def plan_paged(
+    query_starts: Tensor,
+    context_lengths: Tensor,
+    table_rows: Tensor,
+    block_tables: Tensor,
+    *,
+    tokens: int,
+    block_size: int,
+    shape: AttentionShape,
+    dim: int,
+    small: bool,
+    ancestors: Tensor | None = None,
+    tuning: Tuning | None = None,
+) -> PagedPlan:
+    """Once a step and model: who attends to what, in work items for all layers. Does not synchronise.
+
+    For n requests, int32 all: query_starts [n + 1] are their first rows in the batch of `tokens` rows, those behind the
+    last being padding, as are requests without rows; context_lengths [n] are what their last queries see, themselves
+    included; table_rows [n] are their rows of block_tables [slots, blocks]. `small`: only the tile for few queries a
+    request is used, as befits steps that have no larger ones. `ancestors` [tokens] int64: bit j tells whether a query
+    sees the j-th of its request's own tokens in this step (at most 64), in place of all up to itself.
+    """
+    tuning = tuning or tuning_for(shape.dtype, dim)
+    requests = len(context_lengths)
+    lists = []
+    bounds = [(tuning.small, 0, tokens if small else tuning.small_queries)]
+    if not small:
+        bounds.append((tuning.large, tuning.small_queries, tokens))
+    longest = block_tables.shape[1] * block_size
+    for tile, above, most in bounds:
+        queries = tile.queries(shape.shared)
+        splits = min(tuning.max_splits, triton.cdiv(longest, tuning.split_tokens)) if above == 0 else 1
+        # Requests without rows are none, the padding is one more, and each ends in one tile that is not full.
+        tiles = min(requests + 1, triton.cdiv(tokens, above + 1)) + tokens // queries
+        items = torch.empty(FIELDS, tiles * splits, dtype=torch.int32, device=query_starts.device)
+        _list_work[(requests + 1,)](
+            query_starts,
+            context_lengths,
+            table_rows,
+            items,
+            requests,
+            tokens,
+            above,
+            most,
+            tiles * splits,
+            block_tables.stride(0),
+            longest,
+            TILE_QUERIES=queries,
+            WINDOW=shape.sliding_window or 0,
+            KEYS=tile.keys,
+            SPLIT_TOKENS=tuning.split_tokens,
+            MAX_SPLITS=splits,
+            REQUESTS=triton.next_power_of_2(requests + 1),
+            CHUNK=64,
+            num_warps=4,
+            **launch_options(),
+        )
+        lists.append(WorkList(items, tiles, splits, tile, small=above == 0))
+    return PagedPlan(tuple(lists), tokens, block_tables, block_size, shape, ancestors)
+
+
+def paged_attention(query: Tensor, keys: Tensor, values: Tensor, plan: PagedPlan, scale: float) -> Tensor:
+    """query [tokens, heads, dim], its last two dimensions contiguous; keys and values [cache slots, kv heads, dim].
+
+    Returns [tokens, heads, dim], zeros where nothing is seen, as in padding.
+    """
+    tokens, heads, dim = query.shape
+    kv_heads, shared = keys.shape[1], plan.shape.shared
+    if (tokens, heads) != (plan.tokens, kv_heads * shared):
+        raise ValueError(
+            f"query is [{tokens}, {heads}, {dim}]; the plan is for {plan.tokens} tokens, and {shared} heads "
+            f"for each of the {kv_heads} KV heads"
+        )
+    if query.stride()[1:] != (dim, 1) or not keys.is_contiguous() or not values.is_contiguous():
+        raise ValueError("keys, values and each token's query must be contiguous")
+    out = torch.empty(tokens, heads, dim, dtype=query.dtype, device=query.device)
+    for work in plan.lists:
+        if work.tiles * kv_heads > MAX_COUNTERS:
+            raise ValueError(f"{work.tiles} tiles of {kv_heads} KV heads; one launch takes {MAX_COUNTERS} in all")
+        part_rows = tokens * heads if work.splits > 1 else 0
+        parts = torch.empty(part_rows, work.splits, dim, dtype=torch.float32, device=query.device)
+        weights = torch.empty(part_rows, work.splits, dtype=torch.float32, device=query.device)
+        capacity = work.items.shape[1]
+        tile = work.tile
+        grid = min(capacity * kv_heads, _processors(query.device) * tile.per_processor)
+        _attention[(grid,)](
+            query,
+            keys,
+            values,
+            out,
+            parts,
+            weights,
+            _counters(query.device),
+            work.items,
+            plan.block_tables,
+            plan.ancestors,
+            query.stride(0),
+            capacity,
+            scale * LOG2_E.value,
+            KV_HEADS=kv_heads,
+            SHARED=shared,
+            DIM=dim,
+            DIM_PADDED=max(16, triton.next_power_of_2(dim)),
+            BLOCK_SIZE=plan.block_size,
+            WINDOW=plan.shape.sliding_window or 0,
+            SMALL=work.small,
+            ROWS=tile.padded_rows(shared),
+            KEYS=tile.keys,
+            MAX_SPLITS=work.splits,
+            num_warps=tile.warps,
+            num_stages=tile.stages,
+            **launch_options(),
+        )
+    return out
+
+
+@cache
+def _processors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
+
+
+@cache
+def _counters(device: torch.device) -> Tensor:
+    """How many parts of a tile are done. The last program to add to one sets it back to zero."""
+    return torch.zeros(MAX_COUNTERS, dtype=torch.int32, device=device)
+
+
+@triton.jit
+def _list_work(
+    query_starts: tl.tensor,
+    context_lengths: tl.tensor,
+    table_rows: tl.tensor,
+    items: tl.tensor,
+    requests: tl.tensor,
+    tokens: tl.tensor,
+    above: tl.tensor,
+    most: tl.tensor,
+    capacity: tl.tensor,
+    table_stride: tl.tensor,
+    longest: tl.tensor,
+    TILE_QUERIES: tl.constexpr,
+    WINDOW: tl.constexpr,
+    KEYS: tl.constexpr,
+    SPLIT_TOKENS: tl.constexpr,
+    MAX_SPLITS: tl.constexpr,
+    REQUESTS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    OVERLAP: tl.constexpr,
+) -> None:
+    """A program per request writes its items, if it has more than `above` queries and at most `most`, behind those of
+    the requests before it. The last program's request is the padding, without a context."""
+    if OVERLAP:
+        gdc_wait()
+        gdc_launch_dependents()
+    request = tl.program_id(0)
+    every = tl.arange(0, REQUESTS)
+    first_rows = tl.load(query_starts + every, mask=every <= requests, other=0)
+    behind = tl.load(query_starts + every + 1, mask=every < requests, other=tokens)
+    queries = tl.where(every <= requests, behind - first_rows, 0)
+    contexts = tl.load(context_lengths + every, mask=every < requests, other=0)
+    span = contexts  # the keys that a tile sees at most
+    if WINDOW > 0:
+        span = tl.minimum(span, WINDOW + TILE_QUERIES + KEYS)
+    size = tl.full([REQUESTS], SPLIT_TOKENS, tl.int32)
+    for _ in tl.static_range(16):
+        size = tl.where(size * MAX_SPLITS < span, size * 2, size)
+    splits = tl.maximum(tl.cdiv(span, size), 1)
+    tiles = tl.where((queries > above) & (queries <= most), tl.cdiv(queries, TILE_QUERIES), 0)
+
+    own = every == request
+    own_tiles = tl.sum(tl.where(own, tiles, 0))
+    own_splits = tl.sum(tl.where(own, splits, 0))
+    own_size = tl.sum(tl.where(own, size, 0))
+    own_row = tl.sum(tl.where(own, first_rows, 0))
+    own_queries = tl.sum(tl.where(own, queries, 0))
+    step = tl.sum(tl.where(own, contexts, 0)) - own_queries
+    table = tl.load(table_rows + request, mask=request < requests, other=0) * table_stride
+    item = tl.sum(tl.where(every < request, tiles * splits, 0))
+    tile_base = tl.sum(tl.where(every < request, tiles, 0))
+    total = tl.sum(tiles * splits)
+
+    lane = tl.arange(0, CHUNK)
+    for offset in range(0, own_tiles * own_splits, CHUNK):
+        index = offset + lane
+        inside = index < own_tiles * own_splits
+        tile = own_tiles - 1 - index // own_splits  # the longest first
+        split = index % own_splits
+        first = tile * TILE_QUERIES
+        count = tl.minimum(own_queries - first, TILE_QUERIES)
+        begin = tl.zeros([CHUNK], tl.int32)
+        if WINDOW > 0:
+            begin = tl.maximum(step + first - WINDOW + 1, 0) // KEYS * KEYS
+        begin += split * own_size
+        end = tl.minimum(tl.minimum(step + first + count, longest), begin + own_size)
+        if MAX_SPLITS == 1:
+            end = tl.minimum(step + first + count, longest)
+        target = items + item + index
+        tl.store(target + ROW * capacity, own_row + first, mask=inside)
+        tl.store(target + QUERIES * capacity, count, mask=inside)
+        tl.store(target + POSITION * capacity, step + first, mask=inside)
+        tl.store(target + BEGIN * capacity, begin, mask=inside)
+        tl.store(target + END * capacity, end, mask=inside)
+        tl.store(target + TABLE * capacity, table + tl.zeros([CHUNK], tl.int32), mask=inside)
+        tl.store(target + SPLIT * capacity, split, mask=inside)
+        tl.store(target + SPLITS * capacity, own_splits + tl.zeros([CHUNK], tl.int32), mask=inside)
+        tl.store(target + TILE * capacity, tile_base + tile, mask=inside)
+        tl.store(target + STEP * capacity, step + tl.zeros([CHUNK], tl.int32), mask=inside)
+    for offset in range(total + request * CHUNK, capacity, (requests + 1) * CHUNK):
+        unused = offset + lane
+        tl.store(items + QUERIES * capacity + unused, tl.zeros([CHUNK], tl.int32), mask=unused < capacity)
+
+
+@triton.jit
+def _attention(
+    query: tl.tensor,
+    keys: tl.tensor,
+    values: tl.tensor,
+    out: tl.tensor,
+    parts: tl.tensor,
+    weights: tl.tensor,
+    counters: tl.tensor,
+    items: tl.tensor,
+    block_tables: tl.tensor,
+    ancestors: tl.tensor,
+    query_stride: tl.tensor,
+    capacity: tl.tensor,
+    scale: tl.tensor,
+    KV_HEADS: tl.constexpr,
+    SHARED: tl.constexpr,
+    DIM: tl.constexpr,
+    DIM_PADDED: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SMALL: tl.constexpr,
+    ROWS: tl.constexpr,
+    KEYS: tl.constexpr,
+    MAX_SPLITS: tl.constexpr,
+    OVERLAP: tl.constexpr,
+) -> None:
+    """`scale` is in units of log2, for exp2."""
+    HEADS: tl.constexpr = KV_HEADS * SHARED
+    row = tl.arange(0, ROWS)
+    column = tl.arange(0, DIM_PADDED)
+    work = tl.program_id(0)
+    # The list is older than the kernel just before, so it may be read while that one ends.
+    queries = tl.load(items + QUERIES * capacity + work // KV_HEADS)
+    if OVERLAP:
+        gdc_wait()
+    while queries > 0:
+        item = items + work // KV_HEADS
+        kv_head = work % KV_HEADS
+        first_row = tl.load(item + ROW * capacity)
+        position = tl.load(item + POSITION * capacity)
+        begin = tl.load(item + BEGIN * capacity)
+        end = tl.load(item + END * capacity)
+        table = block_tables + tl.load(item + TABLE * capacity)
+        step = tl.load(item + STEP * capacity)
+
+        live = row < queries * SHARED
+        token_head = (first_row + row // SHARED).to(tl.int64) * HEADS + kv_head * SHARED + row % SHARED
+        source = (first_row + row // SHARED).to(tl.int64) * query_stride + (kv_head * SHARED + row % SHARED) * DIM
+        filled = live[:, None] & (column < DIM)[None, :]
+        tile = tl.load(query + source[:, None] + column[None, :], mask=filled, other=0.0)
+        positions = position + row // SHARED
+        seen = tl.zeros([ROWS], tl.int64)
+        if ancestors is not None:
+            seen = tl.load(ancestors + first_row + row // SHARED, mask=live, other=0)
+
+        top = tl.full([ROWS], float("-inf"), tl.float32)
+        total = tl.zeros([ROWS], tl.float32)
+        acc = tl.zeros([ROWS, DIM_PADDED], tl.float32)
+        masked_from = begin
+        if not SMALL and WINDOW == 0:
+            # All queries of the tile see these.
+            open_end = position + 1 if ancestors is None else step
+            masked_from = tl.maximum(begin, tl.minimum(open_end, end) // KEYS * KEYS)
+            top, total, acc = _visit(
+                top, total, acc, tile, positions, seen, keys, values, table, kv_head, begin, masked_from, end, step,
+                scale, ancestors is not None, False, KV_HEADS, DIM, DIM_PADDED, BLOCK_SIZE, WINDOW, KEYS,
+            )  # fmt: skip
+        top, total, acc = _visit(
+            top, total, acc, tile, positions, seen, keys, values, table, kv_head, masked_from, end, end, step,
+            scale, ancestors is not None, True, KV_HEADS, DIM, DIM_PADDED, BLOCK_SIZE, WINDOW, KEYS,
+        )  # fmt: skip
+
+        result = acc / tl.where(total > 0, total, 1.0)[:, None]
+        target = out + token_head[:, None] * DIM + column[None, :]
+        if MAX_SPLITS == 1:
+            tl.store(target, result.to(out.dtype.element_ty), mask=filled)
+        else:
+            splits = tl.load(item + SPLITS * capacity)
+            if splits == 1:
+                tl.store(target, result.to(out.dtype.element_ty), mask=filled)
+            else:
+                split = tl.load(item + SPLIT * capacity)
+                part = token_head * MAX_SPLITS + split
+                tl.store(parts + part[:, None] * DIM + column[None, :], result, mask=filled)
+                tl.store(weights + part, tl.where(total > 0, top + tl.log2(total), float("-inf")), mask=live)
+                tl.debug_barrier()  # the whole program's stores come before its sign
+                counter = counters + tl.load(item + TILE * capacity) * KV_HEADS + kv_head
+                if tl.atomic_add(counter, 1, sem="acq_rel") == splits - 1:
+                    tl.store(counter, 0)
+                    _combine(
+                        out, parts, weights, first_row, queries, kv_head, splits,
+                        SHARED, HEADS, DIM, DIM_PADDED, MAX_SPLITS,
+                    )  # fmt: skip
+        work += tl.num_programs(0)
+        queries = tl.load(items + QUERIES * capacity + work // KV_HEADS, mask=work < capacity * KV_HEADS, other=0)
+    if OVERLAP:
+        gdc_launch_dependents()
+
+
+@triton.jit
+def _visit(
+    top: tl.tensor,
+    total: tl.tensor,
+    acc: tl.tensor,
+    tile: tl.tensor,
+    positions: tl.tensor,
+    seen: tl.tensor,
+    keys: tl.tensor,
+    values: tl.tensor,
+    table: tl.tensor,
+    kv_head: tl.tensor,
+    begin: tl.tensor,
+    until: tl.tensor,
+    end: tl.tensor,
+    step: tl.tensor,
+    scale: tl.tensor,
+    TREE: tl.constexpr,
+    MASKED: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    DIM_PADDED: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    KEYS: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """Online softmax over the keys in [begin, until): each row's maximum (log2), its sum of weights, and the
+    weighted values. Unless MASKED, all rows see all of them."""
+    lane = tl.arange(0, KEYS)
+    column = tl.arange(0, DIM_PADDED)
+    # Blocks are looked up an iteration ahead, in registers: were their ids loaded where they are used, the compiler
+    # would pipeline them, too, and wait for the keys and values as often as for them.
+    block = tl.load(table + (begin + lane) // BLOCK_SIZE, mask=begin + lane < until, other=0)
+    for start in range(begin, until, KEYS):
+        key = start + lane
+        ahead = key + KEYS
+        following = tl.load(table + ahead // BLOCK_SIZE, mask=ahead < until, other=0)
+        slot = block.to(tl.int64) * BLOCK_SIZE + key % BLOCK_SIZE
+        place = (slot * (KV_HEADS * DIM) + kv_head * DIM)[:, None] + column[None, :]
+        if MASKED or DIM < DIM_PADDED:
+            there = (key < end)[:, None] & (column < DIM)[None, :]
+            k = tl.load(keys + place, mask=there, other=0.0)
+            v = tl.load(values + place, mask=there, other=0.0)
+        else:
+            k = tl.load(keys + place)
+            v = tl.load(values + place)
+        scores = tl.dot(tile, tl.trans(k), input_precision="ieee") * scale
+        if MASKED:
+            visible = (key < end)[None, :]
+            if TREE:
+                own = key - step
+                bit = (seen[:, None] >> tl.minimum(tl.maximum(own, 0), 63).to(tl.int64)[None, :]) & 1
+                visible = visible & ((own < 0)[None, :] | (bit == 1))
+            else:
+                visible = visible & (key[None, :] <= positions[:, None])
+            if WINDOW > 0:
+                visible = visible & (key[None, :] > positions[:, None] - WINDOW)
+            scores = tl.where(visible, scores, float("-inf"))
+        higher = tl.maximum(top, tl.max(scores, axis=1))
+        # Where masked, a row may not have seen anything yet.
+        finite = tl.where(higher == float("-inf"), 0.0, higher) if MASKED else higher
+        shares = tl.exp2(scores - finite[:, None])
+        fade = tl.exp2(top - finite)
+        total = total * fade + tl.sum(shares, axis=1)
+        acc = tl.dot(shares.to(v.dtype), v, acc * fade[:, None], input_precision="ieee")
+        top = higher
+        block = following
+    return top, total, acc
+
+
+@triton.jit
+def _combine(
+    out: tl.tensor,
+    parts: tl.tensor,
+    weights: tl.tensor,
+    first_row: tl.tensor,
+    queries: tl.tensor,
+    kv_head: tl.tensor,
+    splits: tl.tensor,
+    SHARED: tl.constexpr,
+    HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    DIM_PADDED: tl.constexpr,
+    MAX_SPLITS: tl.constexpr,
+) -> None:
+    """The tile's rows from their parts, a few rows at once, all of their parts together."""
+    SPLITS_PADDED: tl.constexpr = triton.next_power_of_2(MAX_SPLITS)
+    GROUP: tl.constexpr = max(1, min(8, 16384 // (SPLITS_PADDED * DIM_PADDED)))
+    column = tl.arange(0, DIM_PADDED)
+    split = tl.arange(0, SPLITS_PADDED)
+    for offset in range(0, queries * SHARED, GROUP):
+        row = offset + tl.arange(0, GROUP)
+        live = row < queries * SHARED
+        token_head = (first_row + row // SHARED).to(tl.int64) * HEADS + kv_head * SHARED + row % SHARED
+        part = token_head[:, None] * MAX_SPLITS + split[None, :]
+        there = live[:, None] & (split < splits)[None, :]
+        # Past the first-level cache, which other processors' stores do not reach.
+        weight = tl.load(weights + part, mask=there, other=float("-inf"), cache_modifier=".cg")
+        values = tl.load(
+            parts + part[:, :, None] * DIM + column[None, None, :],
+            mask=there[:, :, None] & (column < DIM)[None, None, :],
+            other=0.0,
+            cache_modifier=".cg",
+        )
+        top = tl.max(weight, axis=1)
+        share = tl.exp2(weight - tl.where(top == float("-inf"), 0.0, top)[:, None])
+        total = tl.sum(share, axis=1)
+        result = tl.sum(values * share[:, :, None], axis=1) / tl.where(total > 0, total, 1.0)[:, None]
+        tl.store(
+            out + token_head[:, None] * DIM + column[None, :],
+            result.to(out.dtype.element_ty),
+            mask=live[:, None] & (column < DIM)[None, :],
+        )

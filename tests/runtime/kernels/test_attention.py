@@ -1,0 +1,122 @@
+"""The kernel computes each request's attention alone, as float64 does, whatever shares its batch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.runtime.kernels.paged import attended, expected, make_case, planned
+
+from outrider_runtime.kernels import attention
+from outrider_runtime.layers.attention import Tile, Tuning
+
+SMALL = Tile(rows=8, keys=16, stages=2, warps=4, per_processor=2)
+LARGE = Tile(rows=32, keys=16, stages=2, warps=4, per_processor=2)
+TUNING = Tuning(small=SMALL, large=LARGE, small_queries=6, split_tokens=32, max_splits=4)
+
+
+def check(case, *, small=False, tolerance=1e-5):
+    result = attended(case, planned(case, small=small, tuning=TUNING))
+    torch.testing.assert_close(result.double(), expected(case), rtol=tolerance, atol=tolerance)
+    assert not attention._counters(torch.device("cpu")).any()
+    return result
+
+
+queries_and_context = st.tuples(st.integers(0, 12), st.integers(0, 90)).map(lambda pair: (pair[0], sum(pair)))
+
+
+@settings(max_examples=6)
+@given(
+    spans=st.lists(queries_and_context, min_size=1, max_size=3),
+    block_size=st.sampled_from([1, 16, 64]),
+    window=st.sampled_from([None, None, 1, 40]),
+    padding=st.sampled_from([0, 9]),
+    small=st.booleans(),
+)
+def test_whatever_the_lengths(spans, block_size, window, padding, small):
+    if sum(queries for queries, _ in spans) + padding == 0:
+        padding = 1
+    check(make_case(spans, block_size=block_size, window=window, padding=padding), small=small)
+
+
+@pytest.mark.parametrize(("kv_heads", "shared", "dim"), [(3, 1, 16), (1, 7, 80), (2, 3, 24), (1, 12, 8)])
+def test_heads_of_any_number_and_size(kv_heads, shared, dim):
+    check(make_case([(1, 70), (9, 20)], kv_heads=kv_heads, shared=shared, dim=dim))
+
+
+def test_in_half_precision():  # not in bfloat16, whose products the interpreter does not know
+    case = make_case([(1, 90), (10, 40)], dtype=torch.float16)
+    assert check(case, tolerance=3e-3).dtype == torch.float16
+
+
+def test_a_long_context_is_at_most_as_many_parts_as_agreed():
+    case = make_case([(1, 1000), (1, 3), (1, 64)])
+    plan = planned(case, small=True, tuning=TUNING)
+    (work,) = plan.lists
+    used = work.items[:, work.items[attention.QUERIES.value] > 0]
+    parts = used[[attention.BEGIN.value, attention.END.value]].T.tolist()
+    assert parts == [[0, 256], [256, 512], [512, 768], [768, 1000], [0, 3], [0, 32], [32, 64]]
+
+
+def test_no_other_request_changes_a_bit_of_the_result():
+    spans = [(1, 70), (5, 37), (8, 20)]
+    together = make_case(spans)
+    whole = attended(together, planned(together, small=False, tuning=TUNING))
+    for index, (start, end) in enumerate(zip(together.starts, together.starts[1:], strict=False)):
+        alone = replace(
+            together,
+            spans=[spans[index]],
+            query=together.query[start:end],
+            table_rows=together.table_rows[index : index + 1],
+        )
+        assert torch.equal(attended(alone, planned(alone, small=False, tuning=TUNING)), whole[start:end])
+
+
+def test_a_token_is_verified_to_the_bit_as_it_is_decoded():
+    verified = make_case([(5, 125)])
+    result = attended(verified, planned(verified, small=True, tuning=TUNING))
+    for query in (0, 3):
+        decoded = replace(verified, spans=[(1, 121 + query)], query=verified.query[query : query + 1])
+        assert torch.equal(attended(decoded, planned(decoded, small=True, tuning=TUNING))[0], result[query])
+
+
+def test_a_query_before_the_first_position_sees_nothing():
+    case = make_case([(2, 2)])
+    case = replace(case, spans=[(2, 1)])
+    result = attended(case, planned(case, small=True, tuning=TUNING))
+    assert not result[0].any()
+    assert torch.equal(result[1, :2], case.values[case.block_tables[case.table_rows[0], 0] * 16, :1].expand(2, -1))
+
+
+@pytest.mark.parametrize("small", [True, False])
+def test_a_tree_sees_its_branches(small):
+    case = make_case([(7, 60), (1, 40), (12, 12)], padding=2)
+    parents = [[-1, 0, 0, 1, 2, 2, 4], [-1], [-1, 0, 0, 0, 1, 2, 3, 3, 4, 4, 8, 9]]
+    masks = []
+    for tree in parents:
+        own: list[int] = []
+        for index, parent in enumerate(tree):
+            own.append(1 << index | (own[parent] if parent >= 0 else 0))
+        masks += own
+    ancestors = torch.tensor([*masks, 0, 0])
+    result = attended(case, planned(case, small=small, ancestors=ancestors, tuning=TUNING))
+    torch.testing.assert_close(result.double(), expected(case, ancestors), rtol=1e-5, atol=1e-5)
+
+
+def test_queries_may_lie_between_keys_and_values():
+    case = make_case([(3, 50)])
+    wide = torch.randn(3, 10, 16)
+    wide[:, 2:6] = case.query
+    check(replace(case, query=wide[:, 2:6]))
+
+
+def test_what_the_plan_is_not_for_is_refused():
+    case = make_case([(3, 50)])
+    plan = planned(case, small=True, tuning=TUNING)
+    with pytest.raises(ValueError, match=r"query is \[2, 4, 16\]; the plan is for 3 tokens, and 2 heads"):
+        attended(replace(case, query=case.query[:2]), plan)
+    with pytest.raises(ValueError, match="contiguous"):
+        attended(replace(case, query=case.query.transpose(0, 1).contiguous().transpose(0, 1)), plan)
