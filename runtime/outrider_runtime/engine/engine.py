@@ -7,21 +7,15 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-import torch
-
 from outrider_runtime.config import EngineConfig
 from outrider_runtime.engine.messages import AddRequest, EngineStats, FinishReason, StepOutput, TokenDelta
 from outrider_runtime.engine.request import Request
+from outrider_runtime.engine.runner import Outcome, Runner, Ticket
 from outrider_runtime.engine.scheduler import Chunk, Scheduler
 from outrider_runtime.errors import BadRequest
-from outrider_runtime.kv.cache import KVCache
 from outrider_runtime.kv.prefix import PrefixCache
-from outrider_runtime.layers.batch import Span, make_batch
 from outrider_runtime.models.llama import LlamaForCausalLM
-from outrider_runtime.sampling.pipeline import Row, sample
 from outrider_runtime.speculation.policy import Policy
-from outrider_runtime.speculation.registry import Setting, make_proposer
-from outrider_runtime.speculation.verify import walk
 
 
 @dataclass(slots=True)
@@ -46,32 +40,38 @@ class Engine:
         eos_token_ids: Collection[int] = (),
         max_model_len: int | None = None,
         clock: Callable[[], float] = time.monotonic,
+        overlap: bool | None = None,
     ) -> None:
         """Modules are loaded and on their device. Without a draft, the method `draft-model` decodes plainly.
 
         `max_model_len` None is the config's, else the model's: prompt and generated tokens together. Raises
         ValueError when the config's blocks do not hold one request of that length (models/memory.py plans them), or
-        its token budget not one token for each request.
+        its token budget not one token for each request. `overlap` launches a step before the last one's results are
+        read: None is where there is a GPU to keep busy.
         """
         self.config = config
         self.policy = config.policy
         self.max_model_len = max_model_len or config.max_model_len or target.config.max_position_embeddings
-        self._target = target
+        self._vocab_size = target.config.vocab_size
         self._eos_token_ids = frozenset(eos_token_ids)
         self._clock = clock
-        block_size = config.cache.block_size
         num_blocks = config.cache.num_blocks
-        if num_blocks is None or num_blocks * block_size < self.max_model_len:
+        if num_blocks is None or num_blocks * config.cache.block_size < self.max_model_len:
             raise ValueError(f"cache.num_blocks ({num_blocks}) must hold a context of {self.max_model_len} tokens")
-        self._cache = KVCache(target.config, num_blocks, block_size, target.dtype, target.device)
-        draft_cache = (
-            None if draft is None else KVCache(draft.config, num_blocks, block_size, draft.dtype, draft.device)
-        )
         self._prefixes = PrefixCache(num_blocks, config.cache.prefix_caching)
-        self._scheduler = Scheduler(config.scheduler, self._prefixes, block_size, self.max_model_len, clock)
-        self._proposer = make_proposer(
-            Setting(config, target, draft, draft_cache, self.max_model_len, self._eos_token_ids)
+        self._scheduler = Scheduler(
+            config.scheduler, self._prefixes, config.cache.block_size, self.max_model_len, clock
         )
+        self._runner = Runner(
+            config,
+            target,
+            draft,
+            num_blocks=num_blocks,
+            max_model_len=self.max_model_len,
+            eos_token_ids=self._eos_token_ids,
+        )
+        self._flight: Ticket | None = None  # launched, and not read
+        self._overlap = target.device.type == "cuda" if overlap is None else overlap
         self._requests: dict[str, Request] = {}
         self._counters = _Counters([0] * config.speculation.max_tokens)
 
@@ -107,10 +107,14 @@ class Engine:
             request.draft_length = None
 
     def step(self) -> StepOutput:
-        """One forward of the target over what the scheduler chose. No deltas while prompts are still read."""
+        """Launch the next step, and read the last one's results (or its own, without overlap). No deltas while
+        prompts are still read."""
         chunks = self._scheduler.schedule(self._allowed_tokens)
-        drafts, tokens = self._run(chunks)
-        return StepOutput(self._postprocess(chunks, drafts, tokens), self.stats())
+        launched = self._launch(chunks) if chunks else None
+        done = launched
+        if self._overlap:
+            done, self._flight = self._flight, launched
+        return StepOutput(self._postprocess(done) if done else (), self.stats())
 
     def stats(self) -> EngineStats:
         """Counters, and the integrals up to now; cheap enough for every step."""
@@ -136,63 +140,49 @@ class Engine:
 
     @property
     def _allowed_tokens(self) -> int:
-        if self._proposer is None:
+        if self._runner.proposer is None:
             return 0
         return self.policy.allowed_tokens(self.config.speculation.max_tokens)
 
-    def _run(self, chunks: Sequence[Chunk]) -> tuple[list[list[int]], list[list[int]]]:
-        """The drafts of each chunk, and the target's own tokens behind it and behind each of its drafts: none when
-        the chunk stops short of the request's last token."""
-        if not chunks:
-            return [], []
-        drafts: list[list[int]] = [[] for _ in chunks]
-        if self._proposer is not None and self._allowed_tokens > 0:
-            drafts = self._proposer.propose(chunks)
-        spans = [
-            Span([*chunk.request.tokens[chunk.start : chunk.end], *draft], chunk.start, chunk.request.blocks)
-            for chunk, draft in zip(chunks, drafts, strict=True)
-        ]
-        batch = make_batch(spans, self._cache.block_size, self._target.device, self._target.attention_shape)
-        hidden = self._target(batch, self._cache)
-        wanted: list[int] = []  # rows of the batch that a token is sampled behind
-        rows: list[Row] = []
-        counts = []
-        behind = 0
-        for chunk, draft, span in zip(chunks, drafts, spans, strict=True):
-            behind += len(span.token_ids)
-            own = [_row(chunk.request, draft[:index]) for index in range(len(draft) + 1)] if chunk.samples else []
-            wanted += range(behind - len(own), behind)
-            rows += own
-            counts.append(len(own))
-        if not rows:
-            return drafts, [[] for _ in chunks]
-        logits = self._target.logits(hidden[torch.tensor(wanted, device=hidden.device)])
-        sampled = iter(sample(logits, rows, self._eos_token_ids).tolist())
-        return drafts, [[next(sampled) for _ in range(count)] for count in counts]
-
-    def _postprocess(
-        self, chunks: Sequence[Chunk], drafts: Sequence[Sequence[int]], tokens: Sequence[Sequence[int]]
-    ) -> tuple[TokenDelta, ...]:
-        """Verify, cut at the request's end, keep the KV of what stands, and let go of who has finished."""
-        deltas = []
-        for chunk, draft, target in zip(chunks, drafts, tokens, strict=True):
-            request = chunk.request
-            request.computed = chunk.end
-            request.draft_length = chunk.draft_length if chunk.decodes else None
-            if target:
-                stands = walk(draft, target)
-                emitted, finish_reason = request.cut(target[: stands + 1], self._eos_token_ids, self.max_model_len)
-                deltas.append(self._delta(request, emitted, finish_reason, len(draft), min(stands, len(emitted))))
-                request.tokens += emitted
-                request.computed += len(emitted) - 1  # the last one's KV is for the next step to write
-        if self._proposer is not None:
-            self._proposer.observe([chunk.request for chunk in chunks])
+    def _launch(self, chunks: Sequence[Chunk]) -> Ticket:
+        admitted, updates = self._scheduler.take_changes()
+        for request in admitted:
+            self._runner.admit(request)
         for chunk in chunks:
-            self._scheduler.publish(chunk.request)
-        for delta in deltas:
-            if delta.finish_reason is not None:
-                self._forget(self._requests[delta.request_id])
+            chunk.request.draft_length = chunk.draft_length if chunk.decodes else None
+        ticket = self._runner.launch(chunks, updates, speculate=self._allowed_tokens > 0)
+        for chunk in ticket.chunks:
+            chunk.request.flight = chunk
+        return ticket
+
+    def _postprocess(self, ticket: Ticket) -> tuple[TokenDelta, ...]:
+        """Cut at the request's end, keep the KV of what stands, and let go of who has finished. What was computed
+        for a request that has since left, or gave its blocks back, does not count."""
+        deltas = []
+        for chunk, lease, outcome in zip(ticket.chunks, ticket.leases, ticket.result(), strict=True):
+            request = chunk.request
+            if request.slot is None or request.lease != lease:
+                continue
+            if request.flight is chunk:
+                request.flight = None
+            if chunk.samples:
+                deltas.append(self._append(request, outcome))
+            else:
+                request.computed = chunk.end
+            self._scheduler.publish(request)
+            if deltas and deltas[-1].request_id == request.request_id and deltas[-1].finish_reason is not None:
+                self._forget(request)
         return tuple(deltas)
+
+    def _append(self, request: Request, outcome: Outcome) -> TokenDelta:
+        end = len(request.tokens)
+        emitted, finish_reason = request.cut(outcome.tokens, self._eos_token_ids, self.max_model_len)
+        delta = self._delta(request, emitted, finish_reason, outcome.drafted, min(outcome.accepted, len(emitted)))
+        request.tokens += emitted
+        request.computed = len(request.tokens) - 1  # the last one's KV is for the next step to write
+        if self._runner.proposer is not None:
+            self._runner.proposer.observe(request, end, outcome.drafted, outcome.accepted)
+        return delta
 
     def _delta(
         self, request: Request, emitted: list[int], finish_reason: FinishReason | None, drafted: int, accepted: int
@@ -219,8 +209,6 @@ class Engine:
     def _forget(self, request: Request) -> None:
         del self._requests[request.request_id]
         self._scheduler.remove(request)
-        if self._proposer is not None:
-            self._proposer.forget(request)
 
     def _check(self, message: AddRequest) -> None:
         if message.request_id in self._requests:
@@ -234,12 +222,7 @@ class Engine:
                 param="prompt",
                 code="context_length_exceeded",
             )
-        vocab_size = self._target.config.vocab_size
-        if not 0 <= min(message.prompt) <= max(message.prompt) < vocab_size:
-            raise BadRequest(f"the prompt's token ids must be from 0 to {vocab_size - 1}", param="prompt")
+        if not 0 <= min(message.prompt) <= max(message.prompt) < self._vocab_size:
+            raise BadRequest(f"the prompt's token ids must be from 0 to {self._vocab_size - 1}", param="prompt")
         if message.params.max_tokens < 1:
             raise BadRequest(f"max_tokens must be at least 1, not {message.params.max_tokens}", param="max_tokens")
-
-
-def _row(request: Request, drafted: Sequence[int]) -> Row:
-    return Row(request.params, request.seed, request.tokens, request.prompt_length, drafted)

@@ -3,6 +3,9 @@
 Decoding requests come first, one token and their drafts each, so that no prompt, however long, holds them up; what is
 left of the token budget reads prompts in chunks, first come first served. When blocks run out, the latest request
 gives its own back and is computed again later.
+
+A step is scheduled while the one before may still run. What a request has got in that one is known only within bounds:
+it drafts as if it had got least, and has blocks as if it had got most.
 """
 
 from __future__ import annotations
@@ -12,28 +15,28 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from outrider_runtime.config import SchedulerConfig
+from outrider_runtime.engine.feed import BlockUpdate
 from outrider_runtime.engine.request import Request
 from outrider_runtime.kv.prefix import PrefixCache, extend_chain
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A request's share of a step: its tokens from `start` on, and room for `draft_length` drafted ones behind."""
+    """A request's share of a step: its tokens from `start` on, and room for `draft_length` drafted ones behind.
+
+    One that `decodes` (rather than reads) computes the text's last token, at `start` or, if drafts are out, later.
+    """
 
     request: Request
     start: int
     length: int
     draft_length: int = 0
-    decodes: bool = False  # rather than reads: it may draft
+    decodes: bool = False
+    samples: bool = False  # it reaches the request's last token, so that the step yields the next
 
     @property
     def end(self) -> int:
         return self.start + self.length
-
-    @property
-    def samples(self) -> bool:
-        """Whether it reaches the request's last token, so that the step yields the next."""
-        return self.end == len(self.request.tokens)
 
 
 class Scheduler:
@@ -64,6 +67,9 @@ class Scheduler:
         self._max_model_len = max_model_len
         self._clock = clock
         self._last_change = clock()
+        self._slots = list(range(config.max_concurrency - 1, -1, -1))  # free ones
+        self._admitted: list[Request] = []
+        self._updates: list[BlockUpdate] = []
 
     def add(self, request: Request) -> None:
         self.account()
@@ -79,9 +85,12 @@ class Scheduler:
             self._release(request)
 
     def schedule(self, draft_tokens: int) -> list[Chunk]:
-        """The next step, with at most `draft_tokens` drafted per request. Empty only when there is nothing to do."""
+        """The next step, with at most `draft_tokens` drafted per request. Empty only when there is nothing to do
+        before the launched step's results are known."""
         self.account()
-        decoding = [request for request in self.running if request.pending == 1]
+        decoding = [
+            request for request in self.running if request.pending == 1 and request.room(self._max_model_len) > 0
+        ]
         draft_tokens = self._affordable(draft_tokens, len(decoding))
         running = len(self.running)
         chunks = [chunk for request in decoding if (chunk := self._decode(request, draft_tokens))]
@@ -89,13 +98,18 @@ class Scheduler:
         budget = self._config.max_batched_tokens - sum(chunk.length + chunk.draft_length for chunk in chunks)
         for request in self.running:
             if request.pending > 1 and budget > 0:
-                chunks.append(Chunk(request, request.computed, min(request.pending, budget)))
+                chunks.append(self._read(request, budget))
                 budget -= chunks[-1].length
         while budget > 0 and not preempted and self._admit():
-            request = self.running[-1]
-            chunks.append(Chunk(request, request.computed, min(request.pending, budget)))
+            chunks.append(self._read(self.running[-1], budget))
             budget -= chunks[-1].length
         return chunks
+
+    def take_changes(self) -> tuple[list[Request], list[BlockUpdate]]:
+        """Requests admitted and blocks handed out since the last call."""
+        changes = self._admitted, self._updates
+        self._admitted, self._updates = [], []
+        return changes
 
     def publish(self, request: Request) -> None:
         """Offer the blocks that the step has filled with verified tokens to later requests."""
@@ -103,10 +117,10 @@ class Scheduler:
         extend_chain(request.chain, request.tokens, size, request.computed)
         for index in range(request.published, request.computed // size):
             self._cache.publish(request.blocks[index], request.chain[index])
-        for index in range(request.draft_published, request.draft_computed // size):
+        followed = min(request.computed, request.draft_computed) // size
+        for index in range(request.draft_published, followed):
             self._cache.mark_draft_valid(request.blocks[index])
-        request.published = request.computed // size
-        request.draft_published = request.draft_computed // size
+        request.published, request.draft_published = request.computed // size, followed
 
     def account(self) -> None:
         """Bring the integrals up to now."""
@@ -124,11 +138,16 @@ class Scheduler:
         share = self._config.max_batched_tokens // (2 if reading else 1)
         return max(0, min(draft_tokens, share // decoding - 1))
 
+    def _read(self, request: Request, budget: int) -> Chunk:
+        start = len(request.tokens) - request.pending
+        length = min(request.pending, budget)
+        return Chunk(request, start, length, samples=length == request.pending)
+
     def _decode(self, request: Request, draft_tokens: int) -> Chunk | None:
         """One token and its drafts, in blocks taken from the latest requests if need be; None if it was one itself."""
         if not request.blocks:
             return None  # preempted for an earlier one
-        while not self._grow(request, len(request.tokens)):
+        while not self._grow(request, min(request.longest, self._max_model_len)):
             latest = self.running[-1]
             self._preempt(latest)
             if latest is request:
@@ -138,10 +157,11 @@ class Scheduler:
         if request.params.speculative is not None:
             wanted = min(wanted, request.params.speculative)
         # Drafts may be refused: they never take the blocks that requests need to go on.
-        if self._missing(request, len(request.tokens) + wanted) <= self._spare:
-            self._grow(request, len(request.tokens) + wanted)
-        room = len(request.blocks) * self._block_size - len(request.tokens)
-        return Chunk(request, request.computed, 1, max(0, min(wanted, room)), decodes=True)
+        end = min(request.longest + wanted, self._max_model_len)
+        if self._missing(request, end) <= self._spare:
+            self._grow(request, end)
+        wanted = min(wanted, len(request.blocks) * self._block_size - request.shortest)
+        return Chunk(request, request.shortest - 1, 1, max(0, wanted), decodes=True, samples=True)
 
     def _admit(self) -> bool:
         """Start the request that has waited longest, if blocks for all of its text are to be had."""
@@ -159,6 +179,10 @@ class Scheduler:
         request.computed = len(hit.blocks) * self._block_size
         request.draft_computed = hit.draft_blocks * self._block_size
         request.published, request.draft_published = len(hit.blocks), hit.draft_blocks
+        request.slot = self._slots.pop()
+        request.lease += 1
+        self._admitted.append(request)
+        self._updates += [(request.slot, index, block) for index, block in enumerate(request.blocks)]
         if not request.admitted:
             request.admitted = True
             request.cached_tokens = request.computed
@@ -175,7 +199,9 @@ class Scheduler:
 
     def _release(self, request: Request) -> None:
         self._cache.pool.release(reversed(request.blocks))
-        request.blocks = []
+        if request.slot is not None:
+            self._slots.append(request.slot)
+        request.slot, request.flight, request.blocks = None, None, []
         request.computed = request.draft_computed = request.published = request.draft_published = 0
 
     @property
@@ -191,5 +217,7 @@ class Scheduler:
         blocks = self._cache.pool.allocate(self._missing(request, length))
         if blocks is None:
             return False
+        if request.slot is not None:  # else it is being admitted, and all of them are told then
+            self._updates += [(request.slot, len(request.blocks) + index, block) for index, block in enumerate(blocks)]
         request.blocks = [*request.blocks, *blocks]
         return True

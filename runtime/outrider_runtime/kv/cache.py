@@ -9,13 +9,16 @@ from outrider_runtime.models.config import ModelConfig
 
 
 class KVCache:
-    """Slot = block x block size + offset. Target and draft have one each, over the same block ids."""
+    """Slot = block x block size + offset. Target and draft have one each, over the same block ids. One block more
+    than there are takes what belongs `nowhere`: padding, and drafts that no block is left for."""
 
     def __init__(
         self, config: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device | str
     ) -> None:
         self.block_size = block_size
-        shape = (num_blocks * block_size, config.num_kv_heads, config.head_dim)
+        self.dim = config.head_dim
+        self.nowhere = num_blocks * block_size  # a slot
+        shape = ((num_blocks + 1) * block_size, config.num_kv_heads, config.head_dim)
         # Zeros, since attention multiplies what lies beyond a context by nothing, and nothing times NaN is NaN.
         self.layers = [
             (torch.zeros(shape, dtype=dtype, device=device), torch.zeros(shape, dtype=dtype, device=device))

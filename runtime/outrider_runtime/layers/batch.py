@@ -31,10 +31,9 @@ class Span:
 class Batch:
     """`slots` is where each token's keys and values are written: block x block size + offset."""
 
-    token_ids: Tensor  # [tokens] int64
-    positions: Tensor  # [tokens] int64
-    slots: Tensor  # [tokens] int64
-    block_tables: Tensor  # [requests, blocks] int64, padded with 0
+    token_ids: Tensor  # [tokens] int32 or int64, like the next two
+    positions: Tensor  # [tokens]
+    slots: Tensor  # [tokens]
     attention: AttentionPlan
 
 
@@ -53,6 +52,42 @@ def make_batch(spans: Sequence[Span], block_size: int, device: torch.device | st
         token_ids=flat[0],
         positions=flat[1],
         slots=slots,
-        block_tables=block_tables,
         attention=plan_attention(lengths, [span.end for span in spans], flat[1], block_tables, block_size, shape),
     )
+
+
+def attention_plan(
+    query_starts: Tensor,
+    context_lengths: Tensor,
+    table_rows: Tensor,
+    block_tables: Tensor,
+    *,
+    tokens: int,
+    block_size: int,
+    dim: int,
+    shape: AttentionShape,
+    small: bool,
+) -> AttentionPlan:
+    """For [requests + 1] query starts, [requests] contexts (the step's own tokens included) and rows of the tables.
+
+    `tokens` is the batch's width, and `dim` a head's. `small`: no request has more than a few queries. Requests without
+    any are padding, and so are tokens behind the last query.
+    """
+    if query_starts.is_cuda:
+        from outrider_runtime.kernels.attention import plan_paged  # Triton, which a CPU does without
+
+        return plan_paged(
+            query_starts,
+            context_lengths,
+            table_rows,
+            block_tables,
+            tokens=tokens,
+            block_size=block_size,
+            shape=shape,
+            dim=dim,
+            small=small,
+        )
+    lengths, contexts = query_starts.diff().tolist(), context_lengths.tolist()
+    positions = [torch.arange(end - length, end) for length, end in zip(lengths, contexts, strict=True)]
+    tables = block_tables[table_rows].long()
+    return plan_attention(lengths, contexts, torch.cat(positions).to(query_starts.device), tables, block_size, shape)

@@ -1,32 +1,33 @@
-"""Drafts from a smaller model of the same vocabulary, over the target's block tables, with the target's noise."""
+"""Drafts from a smaller model of the same vocabulary, over the target's block tables, with the target's noise.
+
+Its first forward of a step reads a text's last two tokens: the last but one it has mostly read before, but not if it
+was a draft that nothing was drafted behind. So the same forward serves whatever was accepted.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from outrider_runtime.engine.device_step import gather_batch, kv_slots
+from outrider_runtime.engine.feed import Feed
 from outrider_runtime.engine.request import Request
 from outrider_runtime.engine.scheduler import Chunk
+from outrider_runtime.engine.state import DeviceState
 from outrider_runtime.kv.cache import KVCache
-from outrider_runtime.layers.batch import Span, make_batch
+from outrider_runtime.layers.batch import Batch, attention_plan
 from outrider_runtime.models.llama import LlamaForCausalLM
-from outrider_runtime.sampling.pipeline import Row, sample
+from outrider_runtime.sampling.sampler import sample
+from outrider_runtime.sampling.table import Mode, SamplingTable
+from outrider_runtime.speculation.proposer import DraftPlan, Read
 
 # Positions worth reading to catch up, for each token the request may still generate: one read in a chunk costs a
 # hundredth of a decoded one, of which drafting saves about half.
 CATCH_UP_PER_TOKEN = 50
-
-
-@dataclass(frozen=True, slots=True)
-class _Reading:
-    """Tokens the draft has yet to read, up to where the target will be; and how many to draft once it has."""
-
-    chunk: Chunk
-    length: int
-    draft_length: int
+REREAD = 2  # tokens of the first forward
 
 
 class DraftModel:
@@ -36,99 +37,107 @@ class DraftModel:
         self,
         model: LlamaForCausalLM,
         cache: KVCache,
+        state: DeviceState,
+        table: SamplingTable,
         vocab_size: int,
         max_batched_tokens: int,
         max_model_len: int,
-        eos_token_ids: Collection[int],
     ) -> None:
         """`vocab_size` is the target's: the two may be padded differently, and only shared ids are drafted."""
         self._model = model
         self._cache = cache
+        self._state = state
+        self._table = table
         self._vocab_size = min(vocab_size, model.config.vocab_size)
         self._max_batched_tokens = max_batched_tokens
         self._max_model_len = max_model_len
-        self._eos_token_ids = eos_token_ids
-        self._written: dict[str, int] = {}  # how far each request's draft KV reaches, drafted tokens included
 
-    def propose(self, chunks: Sequence[Chunk]) -> list[list[int]]:
-        readings = self._readings(chunks)
-        drafts: dict[str, list[int]] = {}
-        if readings:
-            hidden = self._read(readings)
-            drafting = [reading for reading in readings if reading.draft_length > 0]
-            if drafting:
-                drafts = self._draft(drafting, hidden)
-        return [drafts.get(chunk.request.request_id, []) for chunk in chunks]
-
-    def observe(self, requests: Sequence[Request]) -> None:
-        """KV of drafts that were rejected does not count."""
-        for request in requests:
-            written = self._written.pop(request.request_id, request.draft_computed)
-            request.draft_computed = min(written, request.computed)
-
-    def forget(self, request: Request) -> None:
-        self._written.pop(request.request_id, None)
-
-    def _readings(self, chunks: Sequence[Chunk]) -> list[_Reading]:
+    def plan(self, chunks: Sequence[Chunk]) -> DraftPlan:
         """What to read this step within the token budget, those first that are nearly there."""
-        limit = self._model.config.max_position_embeddings
-        readings = []
+        lengths = {chunk.request.request_id: 0 for chunk in chunks}
+        reads = []
         budget = self._max_batched_tokens
-        for chunk in sorted(chunks, key=lambda chunk: chunk.end - chunk.request.draft_computed):
-            request = chunk.request
-            length = min(chunk.end - request.draft_computed, budget)
-            if request.params.speculative == 0 or length <= 0 or chunk.end > limit or not self._repays(chunk):
+        limit = self._model.config.max_position_embeddings
+        for chunk in sorted(chunks, key=self._behind):
+            request, behind = chunk.request, self._behind(chunk)
+            if request.params.speculative == 0 or chunk.end > limit:
                 continue
-            budget -= length
-            ready = request.draft_computed + length == chunk.end
-            readings.append(_Reading(chunk, length, min(chunk.draft_length, limit - chunk.end) if ready else 0))
-        # Longest drafts first, so that those still drafting are always the first rows.
-        return sorted(readings, key=lambda reading: -reading.draft_length)
+            if behind > 0:
+                length = min(behind, budget)
+                if length <= 0 or (chunk.decodes and not self._repays(chunk, behind)):
+                    continue
+                reads.append(Read(request, request.draft_computed, length))
+                request.draft_computed += length
+                budget -= length
+                behind -= length
+            if chunk.decodes and behind <= 0:
+                lengths[request.request_id] = max(0, min(chunk.draft_length, limit - request.longest))
+        return DraftPlan([lengths[chunk.request.request_id] for chunk in chunks], reads)
 
-    def _repays(self, chunk: Chunk) -> bool:
-        missed = chunk.start - 1 - chunk.request.draft_computed  # one behind is where an accepted draft leaves it
-        return missed <= CATCH_UP_PER_TOKEN * chunk.request.room(self._max_model_len) if missed > 0 else True
+    def read(self, feed: Feed) -> None:
+        batch = gather_batch(self._state, feed, self._cache, self._model.attention_shape, small=False)
+        self._forward(batch)
 
-    def _read(self, readings: Sequence[_Reading]) -> Tensor:
-        """Write the draft's KV for all of them; the hidden state of each one's last token, [readings, hidden]."""
-        spans = []
-        for reading in readings:
-            request, start = reading.chunk.request, reading.chunk.request.draft_computed
-            spans.append(Span(request.tokens[start : start + reading.length], start, request.blocks))
-            self._written[request.request_id] = start + reading.length
-        lengths = torch.tensor([reading.length for reading in readings], device=self._model.device)
-        return self._forward(spans)[lengths.cumsum(0) - 1]
+    def draft(self, feed: Feed, requests: int, length: int, mode: Mode) -> None:
+        """Draw and feed back, one token a turn for all."""
+        slots = feed.slots[:requests]
+        ends = self._state.lengths[slots]
+        capacities = torch.where(feed.drafts[:requests] > 0, feed.capacities[:requests], 0)  # what pads writes nothing
+        for turn in range(length):
+            tokens = REREAD if turn == 0 else 1
+            hidden = self._forward(self._batch(slots, ends + turn, capacities, tokens))
+            logits = self._model.logits(hidden[tokens - 1 :: tokens])[:, : self._vocab_size]
+            drawn = sample(logits, slots, ends + turn, self._table, mode)
+            self._state.place(slots, ends + turn, drawn.unsqueeze(1))
 
-    def _draft(self, drafting: Sequence[_Reading], hidden: Tensor) -> dict[str, list[int]]:
-        """Draw and feed back, one token a turn for all that still draft."""
-        drafted: list[list[int]] = [[] for _ in drafting]
-        while True:
-            turn = len(drafted[0])
-            members = [reading for reading in drafting if reading.draft_length > turn]
-            tokens = self._draw(members, drafted, hidden).tolist()
-            for own, token in zip(drafted, tokens, strict=False):
-                own.append(token)
-            members = [reading for reading in members if reading.draft_length > turn + 1]
-            if not members:
-                return {reading.chunk.request.request_id: own for reading, own in zip(drafting, drafted, strict=True)}
-            spans = [
-                Span(own[-1:], reading.chunk.end + turn, reading.chunk.request.blocks)
-                for reading, own in zip(members, drafted, strict=False)
-            ]
-            for reading, span in zip(members, spans, strict=True):
-                self._written[reading.chunk.request.request_id] = span.end
-            hidden = self._forward(spans)
+    def observe(self, request: Request, end: int, drafted: int, accepted: int) -> None:
+        """KV of drafts that were rejected does not count, and behind the last draft nothing was drafted."""
+        if drafted > 0:
+            request.draft_computed = min(end + accepted, end + drafted - 1)
 
-    def _draw(self, members: Sequence[_Reading], drafted: Sequence[Sequence[int]], hidden: Tensor) -> Tensor:
-        rows = [
-            Row(request.params, request.seed, request.tokens, request.prompt_length, own)
-            for request, own in zip((reading.chunk.request for reading in members), drafted, strict=False)
-        ]
-        logits = self._model.logits(hidden[: len(members)])[:, : self._vocab_size]
-        return sample(logits, rows, self._eos_token_ids)
+    def _behind(self, chunk: Chunk) -> int:
+        """How many tokens it has to read before it can draft, or follow the target: those that the step's first
+        forward does not read anyway."""
+        request = chunk.request
+        if chunk.decodes:
+            if request.flight is not None and request.flight.draft_length > 0:
+                return 0  # it drafts there, so it has read
+            return max(0, request.shortest - REREAD - request.draft_computed)
+        return max(0, chunk.end - request.draft_computed)
 
-    def _forward(self, spans: Sequence[Span]) -> Tensor:
-        batch = make_batch(spans, self._cache.block_size, self._model.device, self._model.attention_shape)
+    def _repays(self, chunk: Chunk, behind: int) -> bool:
+        return behind <= CATCH_UP_PER_TOKEN * chunk.request.room(self._max_model_len)
+
+    def _batch(self, slots: Tensor, ends: Tensor, capacities: Tensor, tokens: int) -> Batch:
+        """The last `tokens` tokens of each text, which ends at `ends`."""
+        requests = len(slots)
+        offsets = torch.arange(-tokens, 0, device=slots.device, dtype=torch.int32)
+        positions = (ends.unsqueeze(1) + offsets).flatten()  # -1 where the text is a single token
+        owners = slots.repeat_interleave(tokens, output_size=requests * tokens)
+        return Batch(
+            token_ids=self._state.tokens[owners, positions.clamp(0, self._state.width)],
+            positions=positions,
+            slots=kv_slots(
+                self._state,
+                self._cache,
+                owners,
+                positions,
+                capacities.repeat_interleave(tokens, output_size=requests * tokens),
+            ),
+            attention=attention_plan(
+                torch.arange(0, (requests + 1) * tokens, tokens, device=slots.device, dtype=torch.int32),
+                ends,
+                slots,
+                self._state.block_tables,
+                tokens=requests * tokens,
+                block_size=self._cache.block_size,
+                dim=self._cache.dim,
+                shape=self._model.attention_shape,
+                small=True,
+            ),
+        )
+
+    def _forward(self, batch: Batch) -> Tensor:
         known = batch.token_ids.clamp(max=self._model.config.vocab_size - 1)  # ids beyond are the target's padding
         hidden: Tensor = self._model(replace(batch, token_ids=known), self._cache)
         return hidden

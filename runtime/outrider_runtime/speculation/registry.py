@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from outrider_runtime.config import EngineConfig
+from outrider_runtime.engine.state import DeviceState
 from outrider_runtime.kv.cache import KVCache
 from outrider_runtime.models.llama import LlamaForCausalLM
+from outrider_runtime.sampling.table import SamplingTable
 from outrider_runtime.speculation.draft_model import DraftModel
 from outrider_runtime.speculation.ngram import NGram
 from outrider_runtime.speculation.proposer import Proposer
@@ -21,8 +23,9 @@ class Setting:
     target: LlamaForCausalLM
     draft: LlamaForCausalLM | None
     draft_cache: KVCache | None
+    state: DeviceState
+    table: SamplingTable
     max_model_len: int
-    eos_token_ids: Collection[int]
 
 
 def make_proposer(setting: Setting) -> Proposer | None:
@@ -32,7 +35,7 @@ def make_proposer(setting: Setting) -> Proposer | None:
 
 def _ngram(setting: Setting) -> Proposer:
     speculation = setting.config.speculation
-    return NGram(speculation.ngram_min, speculation.ngram_max, setting.target.device)
+    return NGram(setting.state, speculation.ngram_min, speculation.ngram_max)
 
 
 def _draft_model(setting: Setting) -> Proposer | None:
@@ -41,10 +44,11 @@ def _draft_model(setting: Setting) -> Proposer | None:
     return DraftModel(
         setting.draft,
         setting.draft_cache,
+        setting.state,
+        setting.table,
         setting.target.config.vocab_size,
         setting.config.scheduler.max_batched_tokens,
         setting.max_model_len,
-        setting.eos_token_ids,
     )
 
 

@@ -42,6 +42,7 @@ def make_engine(
     prefix_caching: bool = True,
     policy: Policy = ON,
     clock=None,
+    overlap: bool | None = None,
     target: LlamaForCausalLM | None = None,
     draft: LlamaForCausalLM | None = None,
 ) -> Engine:
@@ -56,7 +57,7 @@ def make_engine(
     )
     more = {} if clock is None else {"clock": clock}
     models = target or tiny_pair()[1], draft or make_draft()
-    return Engine(config, *models, eos_token_ids=(EOS,), max_model_len=MAX_MODEL_LEN, **more)
+    return Engine(config, *models, eos_token_ids=(EOS,), max_model_len=MAX_MODEL_LEN, overlap=overlap, **more)
 
 
 @cache

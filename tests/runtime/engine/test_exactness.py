@@ -66,6 +66,7 @@ def test_a_text_is_what_the_naive_loop_writes(method, params):
     assert_all_free(engine)
 
 
+@pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "one step behind"])
 @pytest.mark.parametrize("method", ["no speculation", "n-gram", "worse draft"])
 @pytest.mark.parametrize(
     "setting",
@@ -80,11 +81,11 @@ def test_a_text_is_what_the_naive_loop_writes(method, params):
     ],
     ids=str,
 )
-def test_neither_shape_nor_neighbours_of_a_step_matter(method, setting):
+def test_neither_shape_nor_neighbours_of_a_step_matter(method, setting, overlap):
     names = ("greedy", "sampled with penalties")
     requests = everything([PARAMS[name] for name in names])
     random.Random(1).shuffle(requests)
-    engine = make_engine(method, **setting)
+    engine = make_engine(method, overlap=overlap, **setting)
     assert_exact(run(engine, requests), requests)
     assert_all_free(engine)
 
@@ -162,6 +163,7 @@ CHOICES = [PARAMS[name] for name in ("greedy", "sampled", "greedy with penalties
     concurrency=st.integers(1, 4),
     k=st.integers(1, 6),
     prefix_caching=st.booleans(),
+    overlap=st.booleans(),
     actions=st.lists(
         st.one_of(
             st.tuples(st.just("add"), st.integers(0, len(PROMPTS) - 1), st.integers(0, len(CHOICES) - 1)),
@@ -173,10 +175,16 @@ CHOICES = [PARAMS[name] for name in ("greedy", "sampled", "greedy with penalties
     ),
 )
 def test_no_order_of_events_changes_a_text_or_loses_a_block(
-    method, blocks, budget, concurrency, k, prefix_caching, actions
+    method, blocks, budget, concurrency, k, prefix_caching, overlap, actions
 ):
     engine = make_engine(
-        method, blocks=blocks, budget=budget, concurrency=concurrency, k=k, prefix_caching=prefix_caching
+        method,
+        blocks=blocks,
+        budget=budget,
+        concurrency=concurrency,
+        k=k,
+        prefix_caching=prefix_caching,
+        overlap=overlap,
     )
     collector, added, aborted = Collector(), [], set()
     for action, one, other in actions:

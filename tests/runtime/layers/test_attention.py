@@ -53,4 +53,3 @@ def test_slots_follow_the_block_table():
     assert batch.token_ids.tolist() == [5, 6, 7, 8]
     assert batch.positions.tolist() == [3, 4, 5, 0]
     assert batch.slots.tolist() == [39, 8, 9, 16]
-    assert batch.block_tables.tolist() == [[9, 2], [4, 0]]

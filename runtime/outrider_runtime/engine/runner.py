@@ -1,0 +1,241 @@
+"""Runs steps on the device: draft, forward, sample, verify. Launches are asynchronous; results are read when wanted.
+
+Everything here is in the order of one stream. So a block, or a slot, that is given to somebody else after a step was
+launched is written only when that step is done with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from outrider_runtime.config import EngineConfig
+from outrider_runtime.engine.device_step import commit, gather_batch, stands_by_lot, update_tables
+from outrider_runtime.engine.feed import AT_THE_END, BlockUpdate, Feed, FeedBuffer, FeedShape, Share, shape_of
+from outrider_runtime.engine.request import Request
+from outrider_runtime.engine.scheduler import Chunk
+from outrider_runtime.engine.state import DeviceState
+from outrider_runtime.graphs import Graphs, bucket, buckets
+from outrider_runtime.kv.cache import KVCache
+from outrider_runtime.models.llama import LlamaForCausalLM
+from outrider_runtime.sampling.sampler import sample
+from outrider_runtime.sampling.table import Mode, SamplingTable, mode_of
+from outrider_runtime.speculation.proposer import Proposer, Read
+from outrider_runtime.speculation.registry import Setting, make_proposer
+
+FEW_QUERIES = 17  # a token and the longest draft: up to here, attention counts a request as small
+MOST_UPDATES = 1024  # of block tables, in one feed
+DRAFT_LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16)  # that draft loops are captured for
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a request got in a step: the target's tokens, and how many drafts were made for them and stood."""
+
+    tokens: list[int]
+    drafted: int
+    accepted: int
+
+
+class Ticket:
+    """A launched step. result() waits for it."""
+
+    def __init__(self, chunks: Sequence[Chunk], results: Tensor, done: torch.cuda.Event | None) -> None:
+        """`results` are commit()'s, on the host once the event has come."""
+        self.chunks = chunks
+        self.leases = [chunk.request.lease for chunk in chunks]
+        self._results, self._done = results, done
+
+    def result(self) -> list[Outcome]:
+        """One for each chunk, in order; without tokens where none was sampled."""
+        if self._done is not None:
+            self._done.synchronize()
+        outcomes = []
+        for chunk, row in zip(self.chunks, self._results.tolist(), strict=False):
+            emitted, meant, *tokens = row
+            drafted = min(chunk.draft_length, meant)
+            outcomes.append(Outcome(tokens[:emitted], drafted, max(0, min(drafted, emitted - 1))))
+        return outcomes
+
+
+class Runner:
+    """Owns all that lies on the device but for the models' weights."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        target: LlamaForCausalLM,
+        draft: LlamaForCausalLM | None,
+        *,
+        num_blocks: int,
+        max_model_len: int,
+        eos_token_ids: Collection[int],
+    ) -> None:
+        self._target, device = target, target.device
+        self._longest_draft = config.speculation.max_tokens
+        self._block_size = config.cache.block_size
+        slots = config.scheduler.max_concurrency
+        width = max_model_len + 2 * (1 + self._longest_draft)  # a text's end is known a step late
+        self._state = DeviceState(slots, width, -(-width // self._block_size), device)
+        self._table = SamplingTable(self._state.tokens, eos_token_ids)
+        self._cache = KVCache(target.config, num_blocks, self._block_size, target.dtype, device)
+        draft_cache = None
+        if draft is not None:
+            draft_cache = KVCache(draft.config, num_blocks, self._block_size, draft.dtype, draft.device)
+        self.proposer: Proposer | None = make_proposer(
+            Setting(config, target, draft, draft_cache, self._state, self._table, max_model_len)
+        )
+        self._graphs = Graphs(device)
+        tokens = config.scheduler.max_batched_tokens
+        self._largest = FeedShape(slots, tokens, min(tokens, slots * (1 + self._longest_draft)), MOST_UPDATES)
+        self._token_widths, self._row_widths = buckets(tokens), buckets(self._largest.rows)
+        self._request_widths = buckets(slots)
+        lengths = (*(length for length in DRAFT_LENGTHS if length < self._longest_draft), self._longest_draft)
+        self._draft_lengths = lengths
+        self._feeds, self._read_feeds = (FeedBuffer(self._largest, slots, device) for _ in range(2))
+        # What one program leaves for the next, and the last one for the host.
+        self._hidden = torch.zeros(tokens, target.config.hidden_size, dtype=target.dtype, device=device)
+        self._positions = torch.zeros(tokens, dtype=torch.int32, device=device)
+        self._results = torch.zeros(slots, 3 + self._longest_draft, dtype=torch.int32, device=device)
+        self._meant = torch.zeros(slots, dtype=torch.int32, device=device)
+        self._on_host = [torch.zeros_like(self._results, device="cpu", pin_memory=self._graphs.active) for _ in "ab"]
+        # Benchmarks only: the mean number of tokens a step yields, whatever the drafts are.
+        self.accepted_length: float | None = None
+
+    def admit(self, request: Request) -> None:
+        """Its text and parameters, into the slot that it was given."""
+        assert request.slot is not None
+        self._state.admit(request.slot, request.tokens)
+        self._table.write(request.slot, request.params, request.seed, request.prompt_length)
+
+    def launch(self, chunks: Sequence[Chunk], updates: Sequence[BlockUpdate], *, speculate: bool) -> Ticket:
+        """Start a step. The ticket's chunks may draft less than these, and come in another order."""
+        updates = self._send_ahead(updates)
+        lengths, reads = [0] * len(chunks), []
+        if self.proposer is not None and speculate:
+            plan = self.proposer.plan(chunks)
+            lengths, reads = plan.lengths, plan.reads
+        chunks = _drafting_first(chunks, lengths)
+        mode = max(mode_of(chunk.request.params) for chunk in chunks)
+        if reads:
+            self._read(reads, updates)
+        feed = self._feed(chunks, updates)
+        if drafting := sum(chunk.draft_length > 0 for chunk in chunks):
+            self._draft(feed, drafting, chunks[0].draft_length, mode)
+            if not self._graphs.active:  # the host may look, and what was not found need not be verified
+                meant = self._meant[: len(chunks)].tolist()
+                chunks = _drafting_first(chunks, [*map(min, (chunk.draft_length for chunk in chunks), meant)])
+                feed = self._feed(chunks, updates)
+                self._meant.fill_(self._longest_draft)
+        self._forward(feed, small=all(chunk.length + chunk.draft_length <= FEW_QUERIES for chunk in chunks))
+        if any(chunk.samples for chunk in chunks):
+            self._sample(feed, mode)
+        else:
+            self._results.zero_()
+        return self._ticket(chunks)
+
+    def _send_ahead(self, updates: Sequence[BlockUpdate]) -> Sequence[BlockUpdate]:
+        """What does not fit into a step's feed."""
+        while len(updates) > MOST_UPDATES:
+            update_tables(self._state, self._pack(self._feeds, [], updates[:MOST_UPDATES]))
+            updates = updates[MOST_UPDATES:]
+        return updates
+
+    def _read(self, reads: Sequence[Read], updates: Sequence[BlockUpdate]) -> None:
+        shares = [self._share(read.request, read.start, read.length) for read in reads]
+        feed = self._pack(self._read_feeds, shares, updates)
+
+        def program() -> None:
+            assert self.proposer is not None
+            update_tables(self._state, feed)
+            self.proposer.read(feed)
+
+        self._graphs.run(("read", len(feed.owners)), program)
+
+    def _draft(self, feed: Feed, requests: int, length: int, mode: Mode) -> None:
+        """`requests` are the first of the feed; with graphs, some more and some tokens more are drafted in vain."""
+        if self._graphs.active:
+            requests, length = bucket(self._request_widths, requests), bucket(self._draft_lengths, length)
+
+        def program() -> None:
+            assert self.proposer is not None
+            update_tables(self._state, feed)
+            meant = self.proposer.draft(feed, requests, length, mode)
+            self._meant.fill_(self._longest_draft)
+            if meant is not None:
+                self._meant[:requests] = meant
+
+        self._graphs.run(("draft", requests, length, mode), program)
+
+    def _forward(self, feed: Feed, *, small: bool) -> None:
+        tokens = len(feed.owners)
+
+        def program() -> None:
+            update_tables(self._state, feed)
+            batch = gather_batch(self._state, feed, self._cache, self._target.attention_shape, small=small)
+            self._positions[:tokens] = batch.positions
+            self._hidden[:tokens] = self._target(batch, self._cache)
+
+        self._graphs.run(("forward", tokens, small), program)
+
+    def _sample(self, feed: Feed, mode: Mode) -> None:
+        def program() -> None:
+            slots, positions = feed.slots[feed.owners[feed.rows]], self._positions[feed.rows] + 1
+            logits = self._target.logits(self._hidden[feed.rows])
+            sampled = sample(logits, slots, positions, self._table, mode)
+            stands = None
+            if self.accepted_length is not None:
+                stands = stands_by_lot(self._state, feed, self._table, self.accepted_length)
+            requests = len(feed.slots) - 1
+            results = commit(self._state, feed, sampled, self._longest_draft, stands)
+            self._results[:requests, :1] = results[:, :1]
+            self._results[:requests, 1] = self._meant[:requests]
+            self._results[:requests, 2:] = results[:, 1:]
+
+        # A feed's owners lie at the same place whatever its tokens: only the rows count.
+        self._graphs.run(("sample", len(feed.rows), mode), program)
+
+    def _ticket(self, chunks: Sequence[Chunk]) -> Ticket:
+        if not self._graphs.active:
+            return Ticket(chunks, self._results[: len(chunks)].clone(), None)
+        self._on_host.reverse()
+        self._on_host[0].copy_(self._results, non_blocking=True)
+        done: torch.cuda.Event = torch.cuda.current_stream().record_event()
+        return Ticket(chunks, self._on_host[0], done)
+
+    def _feed(self, chunks: Sequence[Chunk], updates: Sequence[BlockUpdate]) -> Feed:
+        shares = [
+            self._share(
+                chunk.request,
+                AT_THE_END if chunk.decodes else chunk.start,
+                chunk.length,
+                chunk.draft_length,
+                samples=chunk.samples,
+            )
+            for chunk in chunks
+        ]
+        return self._pack(self._feeds, shares, updates)
+
+    def _share(self, request: Request, start: int, length: int, drafts: int = 0, *, samples: bool = False) -> Share:
+        assert request.slot is not None
+        return Share(request.slot, start, length, drafts, len(request.blocks) * self._block_size, samples)
+
+    def _pack(self, buffer: FeedBuffer, shares: Sequence[Share], updates: Sequence[BlockUpdate]) -> Feed:
+        """With graphs, padded to what one was or will be captured for."""
+        shape = shape_of(shares, updates)
+        if self._graphs.active:
+            tokens, rows = bucket(self._token_widths, shape.tokens), bucket(self._row_widths, shape.rows)
+            shape = replace(self._largest, tokens=tokens, rows=rows)
+        return buffer.pack(shares, updates, shape)
+
+
+def _drafting_first(chunks: Sequence[Chunk], lengths: Sequence[int]) -> list[Chunk]:
+    """The chunks with these draft lengths; the longest first, so that those who draft are the first of a batch."""
+    planned = [
+        chunk if chunk.draft_length == length else replace(chunk, draft_length=length)
+        for chunk, length in zip(chunks, lengths, strict=True)
+    ]
+    return sorted(planned, key=lambda chunk: -chunk.draft_length)

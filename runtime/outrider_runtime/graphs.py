@@ -1,0 +1,55 @@
+"""CUDA graphs: a program captured once for each shape and replayed as one launch.
+
+On other devices the same programs run as they are, with the shapes they are given.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Hashable, Sequence
+
+import torch
+
+# Widths that graphs are captured for. Between two, what is computed in vain is at most a third, and where a step is
+# bound by the weights' bytes nothing.
+BUCKETS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 160, 192, 256, 320, 384, 512, 640, 768, 1024, 1280, 1536, 2048)
+
+
+def buckets(largest: int) -> tuple[int, ...]:
+    """Those up to `largest`, which is one of them in any case."""
+    return (*(bucket for bucket in BUCKETS if bucket < largest), largest)
+
+
+def bucket(widths: Sequence[int], width: int) -> int:
+    """The smallest of `widths`, which ascend, that has room for `width`."""
+    return widths[bisect_left(widths, width)]
+
+
+class Graphs:
+    """Captured programs by key. A program takes what it needs from fixed places on the device and leaves its results
+    in others; it must not synchronise with the host."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.active = device.type == "cuda"
+        self._graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
+        self._pool = torch.cuda.graph_pool_handle() if self.active else None
+
+    def run(self, key: Hashable, program: Callable[[], None]) -> None:
+        """Replay the program of this key, captured now if it was not yet."""
+        if not self.active:
+            program()
+            return
+        if (graph := self._graphs.get(key)) is None:
+            program()  # compiles kernels, and is this run
+            self._capture(key, program)
+        else:
+            graph.replay()
+
+    def __contains__(self, key: Hashable) -> bool:
+        return not self.active or key in self._graphs
+
+    def _capture(self, key: Hashable, program: Callable[[], None]) -> None:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            program()
+        self._graphs[key] = graph
