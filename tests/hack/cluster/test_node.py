@@ -53,7 +53,7 @@ def image(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     cluster.do("up", "--gpus", "4")
     cluster.do("load-image", IMAGE)
     cluster.kubectl("apply", "-f", str(WEB / "web.yaml"))
-    cluster.kubectl("rollout", "status", "deploy/web", "--timeout=90s")
+    cluster.kubectl("rollout", "status", "deploy/web", "--timeout=180s")
     yield context
     buildah("rmi", "--force", IMAGE)
 
@@ -85,7 +85,7 @@ def test_a_pod_that_wants_more_gpus_than_there_are_waits_and_is_told_why(cluster
 
 def test_a_pod_reads_from_a_persistent_volume_that_is_a_folder_of_the_host(cluster: Cluster) -> None:
     done = "jsonpath={.status.phase}=Succeeded"
-    cluster.kubectl("wait", f"--for={done}", "pod/reader", "--timeout=90s")
+    cluster.kubectl("wait", f"--for={done}", "pod/reader", "--timeout=180s")
     assert cluster.kubectl("logs", "reader") == Path("/etc/hostname").read_text()
 
 
@@ -127,7 +127,7 @@ def requests_all_the_time(address: str) -> Iterator[list[str]]:
 def test_a_rolling_update_fails_no_request(cluster: Cluster, service: str) -> None:
     with requests_all_the_time(service) as failed:
         cluster.kubectl("set", "env", "deploy/web", "VERSION=2")
-        cluster.kubectl("rollout", "status", "deploy/web", "--timeout=90s")
+        cluster.kubectl("rollout", "status", "deploy/web", "--timeout=180s")
         assert poll(lambda: answer(service).startswith("v2"), 60)
         assert poll(lambda: len(cluster.kubectl("get", "pods", "-l", "app=web", "-o", "name").split()) == 2, 60)
     assert failed == []
@@ -143,7 +143,7 @@ def test_a_deleted_pod_ends_in_its_own_time_after_its_hook(cluster: Cluster) -> 
 
 
 def test_pods_serve_on_and_the_cluster_works_after_any_component_is_killed(cluster: Cluster, service: str) -> None:
-    cluster.kubectl("rollout", "status", "deploy/web", "--timeout=90s")
+    cluster.kubectl("rollout", "status", "deploy/web", "--timeout=180s")
     with requests_all_the_time(service) as failed:
         for component in ("kubelet", "kube-proxy", "containerd", "kube-apiserver", "etcd"):
             cluster.do("kill", component, "KILL")
@@ -151,7 +151,7 @@ def test_pods_serve_on_and_the_cluster_works_after_any_component_is_killed(clust
         assert ready, (cluster.place.logs / "node.log").read_text()
     assert failed == []
     assert poll(lambda: not cluster.run("kubectl", "rollout", "restart", "deploy/web").returncode, 60)
-    cluster.kubectl("rollout", "status", "deploy/web", "--timeout=90s")
+    cluster.kubectl("rollout", "status", "deploy/web", "--timeout=180s")
     assert answer(service).startswith("v2")
     assert "4 GPUs" in cluster.do("status")
     assert '"nvidia.com/gpu":"4"' in cluster.kubectl("get", "node", "-o", "jsonpath={.items[0].status.allocatable}")
