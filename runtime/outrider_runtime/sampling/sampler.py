@@ -15,4 +15,8 @@ def sample(logits: Tensor, slots: Tensor, positions: Tensor, table: SamplingTabl
     those are `table.tokens[slot, :position]`, drafts included. `mode` is the largest mode_of() of the requests; one
     larger than needed changes nothing. Equal logits go to the lowest id.
     """
+    if logits.is_cuda:
+        from outrider_runtime.kernels import sampling  # Triton is there with CUDA only
+
+        return sampling.draw(logits, slots, positions, table, mode)
     return draw(logits, slots, positions, table, mode)
