@@ -1,0 +1,296 @@
+"""How many tokens each request drafts in the next step: those that yield the most tokens a second.
+
+Expected tokens come from acceptance.py, seconds from cost.py, and the best use of each draft length from
+allocation.py. Here is what keeps that steady over time: a change must be worth more than its noise; while nothing is
+drafted, cheap probes keep looking; and a draft model reads what it missed only where that is repaid, little by little.
+The policy caps all of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from outrider_runtime.speculation.acceptance import Acceptance
+from outrider_runtime.speculation.allocation import Allocation, Graphs, Ints, Offer, longest_captured, uniform
+from outrider_runtime.speculation.cost import CostTable, Floats, StepShape
+from outrider_runtime.speculation.policy import Policy
+
+MARGIN = 0.01  # gains below it are equal
+REGRET_SECONDS = 0.02  # what staying must have cost, by all that is known, before the length changes (for one request;
+REGRET_STEPS = 0.3  # with more there is less luck in it), but at least so much of a step
+PROBE_SHARE = 0.004  # of the time, in what a probe adds to its step
+PROBE_REQUESTS = 4
+DEEP_PROBES = 8  # one in so many looks further than the first position
+CATCH_UP_SHARE = 0.02  # of the time, to read what the draft missed, and half of what drafting gains
+CATCH_UP_TOKENS = 256  # read at least so many at once: fewer cost a draft model the same
+BREAK_EVEN_GAIN = 1.03
+TRIALS_TO_KNOW = 32  # of the first position
+SPEEDUP_SECONDS = 1.0  # over which it is averaged
+REFRESH_SECONDS = 1.0  # of the break-even
+
+
+@dataclass(frozen=True, slots=True)
+class Decoding:
+    """The requests that decode in the next step, by slot; each [n]."""
+
+    slots: Ints
+    contexts: Ints  # tokens their attention reads
+    caps: Ints  # the most each may draft: its own wish, room, blocks; 0 while it cannot
+    missed: Ints  # positions a draft model must read before it can draft; 0 for other methods
+    remaining: Ints  # tokens it may still generate
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What the next step drafts. A request reads first, and drafts only when nothing it missed is left."""
+
+    lengths: Ints  # [n]
+    reads: Ints  # [n] missed positions for the draft to read in this step
+    turns: int  # of the draft loop: a captured length, or 0 when nothing of the draft runs
+    shape: StepShape  # for observe(), with what the step took
+
+
+class Adaptive:
+    """Of one method. Not thread-safe. `now` is monotonic seconds, everywhere."""
+
+    def __init__(self, table: CostTable, policy: Policy, *, max_concurrency: int, reads_prompts: bool = False) -> None:
+        """`reads_prompts`: the method has a KV of its own, which prompts fill too unless the policy forbids it."""
+        self.table = table
+        self.policy = policy
+        self.effective_tokens = 0.0  # mean length of the last decision
+        self._max_concurrency = max_concurrency
+        self._reads_prompts = reads_prompts
+        self._deepest = int(table.draft_lengths[-1])
+        self._acceptance = Acceptance(max_concurrency, self._deepest)
+        self.graphs = Graphs(
+            table.token_buckets,
+            table.request_buckets,
+            table.draft_lengths,
+            np.ones(len(table.token_buckets), dtype=np.bool_),
+            np.ones((len(table.draft_lengths), len(table.request_buckets)), dtype=np.bool_),
+        )
+        self._length = 0  # in force: turns of the loop
+        self._regret = 0.0
+        self._probe_credit = 0.0
+        self._probe_price = 0.0
+        self._probes = 0
+        self._catch_up_credit = 0.0
+        self._speedup: float | None = None
+        self._break_even: tuple[float, int | None] | None = None
+        self._last = -math.inf
+
+    def capture(self, length: int, requests: int, *, ready: bool = True) -> None:
+        """Whether the draft loop of this length and bucket may be chosen; all may until told otherwise."""
+        where = np.ix_(self.table.draft_lengths == length, self.table.request_buckets == requests)
+        self.graphs.loops_ready[where] = ready
+
+    def capture_tokens(self, tokens: int, *, ready: bool = True) -> None:
+        """Whether verification may be padded to this bucket."""
+        self.graphs.tokens_ready[self.table.token_buckets == tokens] = ready
+
+    def decide(self, decoding: Decoding, prompt_tokens: int, now: float) -> Decision:
+        """The next step, which also reads so many prompt tokens."""
+        longest = self.policy.allowed_tokens(self._deepest)
+        count = len(decoding.slots)
+        nothing = np.zeros(count, dtype=np.int64)
+        if longest == 0 or count == 0:
+            self._length, self._speedup = 0, None if count == 0 else 1.0
+            return self._decision(decoding, nothing, nothing, 0, prompt_tokens)
+        caps = uniform(decoding.caps, longest)
+        if self.policy.mode == "Enabled" or not self.table.known:
+            length = longest_captured(self.graphs, int((caps > 0).sum()), longest)
+            caps = uniform(caps, length)
+            return self._decision(decoding, caps, np.where(caps > 0, decoding.missed, 0), length, prompt_tokens)
+        return self._adapt(decoding, caps, longest, prompt_tokens, now)
+
+    def observe(
+        self,
+        slots: Sequence[int] | Ints,
+        drafted: Sequence[int] | Ints,
+        accepted: Sequence[int] | Ints,
+        shape: StepShape,
+        seconds: float | None,
+        now: float,
+    ) -> None:
+        """A step has ended. `drafted` are the positions verified for each request, `accepted` those that stood, before
+        the request's own end cut any. `seconds` is since the end of the step before it, None if the device was idle in
+        between."""
+        columns = [np.asarray(column, dtype=np.int64) for column in (slots, drafted, accepted)]
+        self._acceptance.observe(columns[0], columns[1], columns[2], now, probe=self._length == 0)
+        if seconds is not None:
+            self.table.observe(shape, seconds, now)
+
+    def forget(self, slot: int) -> None:
+        """The slot's request has ended."""
+        self._acceptance.forget(slot)
+
+    def speedup(self) -> float | None:
+        """Tokens a second over plain decoding's of the same requests, by the table; None until known."""
+        return self._speedup
+
+    def break_even(self, context: float, now: float) -> int | None:
+        """The fewest running requests of this mean context for which no length gains 3 %; None if there is no such
+        number up to the most that run, or not yet known. Renewed once a second."""
+        if self._break_even is None or now - self._break_even[0] >= REFRESH_SECONDS:
+            self._break_even = (now, self._find_break_even(context))
+        return self._break_even[1]
+
+    def _adapt(self, decoding: Decoding, caps: Ints, longest: int, prompt_tokens: int, now: float) -> Decision:
+        chances, shifts = self._acceptance.pooled()[:longest], self._acceptance.shifts(decoding.slots)
+        grid = self.table.grid(prompt_tokens, int(decoding.contexts.sum()), float(decoding.contexts.mean()))
+
+        def offers(caps: Ints) -> tuple[Allocation, list[Offer]]:
+            allocation = Allocation(chances, shifts, caps)
+            return allocation, allocation.offers(grid, self.graphs, prompt_tokens, longest)
+
+        missed = decoding.missed
+        behind = (missed > 0) & (caps > 0)
+        allocation, offered = offers(caps)
+        reads = np.zeros(len(caps), dtype=np.int64)
+        if behind.any():
+            best = max(offered, key=lambda offer: offer.rate)
+            saved = 1.0 / offered[0].rate - 1.0 / best.rate  # seconds a token
+            repaid = missed * self._seconds_per_read() <= saved * decoding.remaining
+            if not repaid[behind].all():
+                allocation, offered = offers(np.where(behind & ~repaid, 0, caps))
+            wish = self._settled(offered, len(caps))
+            if wish.length > 0:
+                reads = self._catch_up(np.where(behind & repaid, missed, 0))
+                allocation, offered = offers(np.where(missed > reads, 0, caps))
+                wish = max((offer for offer in offered if offer.length <= wish.length), key=lambda offer: offer.rate)
+        else:
+            wish = self._settled(offered, len(caps))
+        self._account(offered[0], wish, now)
+        if self._length == 0:
+            return self._probe(decoding, caps, longest, prompt_tokens)
+        return self._decision(decoding, allocation.lengths(wish), reads, wish.length, prompt_tokens)
+
+    def _settled(self, offers: Sequence[Offer], count: int) -> Offer:
+        """The best, or what is in force until staying has cost too much."""
+        if len(offers) == 1:
+            return offers[0]  # nobody may draft now, which says nothing about whether it pays
+        best = max(offers, key=lambda offer: offer.rate)
+        current = next((offer for offer in offers if offer.length == self._length), None)
+        if current is not None and best is not current:
+            gain = best.rate / current.rate - 1.0 - MARGIN
+            self._regret = max(0.0, self._regret + gain * current.seconds)
+            if self._regret < max(REGRET_SECONDS / math.sqrt(count), REGRET_STEPS * current.seconds):
+                return current
+        if best.length != self._length:
+            self._length = best.length
+        self._regret = 0.0
+        return best
+
+    def _account(self, plain: Offer, chosen: Offer, now: float) -> None:
+        """Credit for probes and catching up, and the speed-up, over the time since the last decision."""
+        elapsed = min(max(now - self._last, 0.0), 1.0)
+        self._last = now
+        ratio = chosen.rate / plain.rate
+        if self._speedup is None:
+            self._speedup = ratio
+        self._speedup += (1.0 - math.exp(-elapsed / SPEEDUP_SECONDS)) * (ratio - self._speedup)
+        gained = max(0.0, 1.0 - 1.0 / ratio)
+        self._catch_up_credit = min(self._catch_up_credit + elapsed * (CATCH_UP_SHARE + 0.5 * gained), 0.1)
+        if self._length == 0:
+            self._probe_credit = min(self._probe_credit + elapsed * PROBE_SHARE, max(self._probe_price, 0.01))
+
+    def _seconds_per_read(self) -> float:
+        return self.table.read_seconds(4 * CATCH_UP_TOKENS) / (4 * CATCH_UP_TOKENS)
+
+    def _catch_up(self, wanted: Ints) -> Ints:
+        """Positions to read in this step, the shortest gaps first."""
+        reads = np.zeros(len(wanted), dtype=np.int64)
+        total = int(wanted.sum())
+        if total == 0 or self.table.read_seconds(min(total, CATCH_UP_TOKENS)) > self._catch_up_credit:
+            return reads
+        budget = min(total, int(self.table.token_buckets[-1]))
+        while budget > CATCH_UP_TOKENS and self.table.read_seconds(budget) > self._catch_up_credit:
+            budget //= 2
+        self._catch_up_credit -= self.table.read_seconds(budget)
+        order = np.argsort(np.where(wanted > 0, wanted, np.iinfo(np.int64).max), kind="stable")
+        before = np.concatenate([[0], np.cumsum(wanted[order])[:-1]])
+        reads[order] = np.clip(budget - before, 0, wanted[order])
+        return reads
+
+    def _probe(self, decoding: Decoding, caps: Ints, longest: int, prompt_tokens: int) -> Decision:
+        """Plain decoding, and now and then a few drafts to see how they fare."""
+        nothing = np.zeros(len(caps), dtype=np.int64)
+        plain = self._decision(decoding, nothing, nothing, 0, prompt_tokens)
+        if self._probe_credit <= 0.0 or self._probe_credit < 0.9 * self._probe_price or not caps.any():
+            return plain
+        gap = np.where(caps > 0, decoding.missed, np.iinfo(np.int64).max)
+        members = np.argsort(gap, kind="stable")[: min(PROBE_REQUESTS, int((caps > 0).sum()))]
+        chosen = nothing.copy()
+        chosen[members] = 1
+        reads = chosen * decoding.missed
+
+        def probe(length: int) -> tuple[float, Decision]:
+            turns = longest_captured(self.graphs, len(members), length)
+            decision = self._decision(decoding, chosen * uniform(caps, turns), reads, turns, prompt_tokens)
+            return self.table.seconds(decision.shape) - self.table.seconds(plain.shape), decision
+
+        price, decision = probe(1)
+        deep_price, deep = probe(min(4, longest))
+        if deep_price <= 1.25 * price or self._probes % DEEP_PROBES == DEEP_PROBES - 1:
+            price, decision = deep_price, deep
+        self._probe_price = price
+        if decision.turns == 0 or self._probe_credit < price:
+            return plain
+        self._probe_credit -= max(price, 0.0)
+        self._probes += 1
+        return decision
+
+    def _decision(self, decoding: Decoding, lengths: Ints, reads: Ints, turns: int, prompt_tokens: int) -> Decision:
+        lengths = np.where(decoding.missed > reads, 0, lengths)
+        drafting = lengths > 0
+        requests, rows = int(drafting.sum()), len(lengths) + int(lengths.sum())
+        turns = self._turns(int(lengths.max(initial=0)), requests, turns)
+        self.effective_tokens = (rows - len(lengths)) / max(1, len(lengths))
+        fills = self._reads_prompts and self.policy.allowed_tokens(self._deepest) > 0
+        shape = StepShape(
+            tokens=rows + prompt_tokens,
+            rows=rows,
+            kv_tokens=int(decoding.contexts.sum()),
+            draft_requests=requests,
+            draft_length=turns,
+            draft_kv_tokens=int(decoding.contexts[drafting].sum()),
+            draft_reads=int(reads.sum()) + (prompt_tokens if fills else 0),
+            prompt_tokens=prompt_tokens,
+        )
+        return Decision(lengths, reads, turns, shape)
+
+    def _turns(self, needed: int, requests: int, offered: int) -> int:
+        """The shortest captured loop that drafts as much."""
+        if needed == 0:
+            return 0
+        bucket = min(int(np.searchsorted(self.graphs.requests, requests)), len(self.graphs.requests) - 1)
+        enough = self.graphs.loops_ready[:, bucket] & (self.graphs.lengths >= needed)
+        return int(self.graphs.lengths[enough.argmax()]) if enough.any() else offered
+
+    def _find_break_even(self, context: float) -> int | None:
+        longest = replace(self.policy, mode="Auto", state="Active").allowed_tokens(self._deepest)
+        if not self.table.known or self._acceptance.trials < TRIALS_TO_KNOW:
+            return None
+        table, most = self.table, self._max_concurrency
+        grid = table.grid(0, int(most * context), context)
+        counts = np.arange(1, most + 1)
+        attention = counts / most * grid.attention
+        loops = np.minimum(np.searchsorted(table.request_buckets, counts), len(table.request_buckets) - 1)
+        tokens = np.concatenate([[1.0], 1.0 + np.cumsum(np.cumprod(self._acceptance.pooled()))])  # by length
+
+        def rates(length: int, draft: Floats | float) -> Floats:
+            sizes = counts * (1 + length)
+            bucket = np.minimum(np.searchsorted(table.token_buckets, sizes), len(table.token_buckets) - 1)
+            seconds = grid.target[bucket] + attention + draft
+            return np.where(sizes <= table.token_buckets[bucket], counts * tokens[length] / seconds, 0.0)
+
+        best = np.zeros(most)
+        for row, length in enumerate(table.draft_lengths[table.draft_lengths <= longest].tolist()):
+            usable = self.graphs.loops_ready[row, loops]
+            best = np.maximum(best, np.where(usable, rates(length, grid.draft[row, loops]), 0.0))
+        lost = np.flatnonzero(best < BREAK_EVEN_GAIN * rates(0, 0.0))
+        return int(counts[lost[0]]) if len(lost) else None

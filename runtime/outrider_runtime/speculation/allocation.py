@@ -1,0 +1,167 @@
+"""Which requests draft how many tokens, if the draft loop has so many turns: the most tokens a second.
+
+Padding makes cost a staircase, so what is worth a comparison are the right edges of its steps, and what a step's room
+is filled with are the drafts likeliest to stand, whoever's they are. Requests are counted by level of acceptance, so
+that all this is done on a few dozen numbers however many run.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider_runtime.speculation.cost import Grid
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+
+HOPE = 1.0  # standard deviations by which a step may be faster: what might be best and has not run is tried, and known
+LEVELS_PER_UNIT = 1.0  # of the requests' log odds
+
+
+@dataclass(frozen=True, slots=True)
+class Graphs:
+    """Padded sizes, ascending, and which of them are captured and may be chosen."""
+
+    tokens: Ints
+    requests: Ints
+    lengths: Ints
+    tokens_ready: Mask  # [tokens]
+    loops_ready: Mask  # [lengths, requests]
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """The best use of a draft loop of `length` turns, or plain decoding."""
+
+    length: int
+    rate: float  # tokens a second
+    seconds: float
+    drafts: int = 0  # over all requests
+    requests: int = 0  # that draft
+
+
+class _Cell(NamedTuple):
+    """The drafts at one position of one level's requests."""
+
+    level: int
+    position: int
+    able: int  # requests that may draft so far
+    survival: float
+
+
+class _Edge(NamedTuple):
+    room: int  # drafts that fit
+    bucket: int  # of tokens, by index
+
+
+class _Use(NamedTuple):
+    drafts: int
+    expected: float  # of them to stand
+    requests: int
+    bucket: int
+
+
+class Allocation:
+    """One step's requests, [n] each: shift of the log odds from the pool's, and most tokens they may draft."""
+
+    def __init__(self, chances: Floats, shifts: Floats, caps: Ints) -> None:
+        """`chances` are the pool's conditional acceptance by position, up to the longest draft thought of."""
+        depth = len(chances)
+        self._count = len(caps)
+        self._caps = np.minimum(caps, depth)
+        if shifts.any():
+            values, self._level = np.unique(np.rint(shifts * LEVELS_PER_UNIT).astype(np.int64), return_inverse=True)
+        else:
+            values, self._level = np.zeros(1, dtype=np.int64), np.zeros(self._count, dtype=np.int64)
+        odds = chances / (1.0 - chances) * np.exp(values / LEVELS_PER_UNIT)[:, None]
+        survival = np.cumprod(odds / (1.0 + odds), axis=1)  # [levels, depth]
+        by_cap = np.bincount(self._level * (depth + 1) + self._caps, minlength=len(values) * (depth + 1))
+        able = by_cap.reshape(len(values), depth + 1)[:, ::-1].cumsum(axis=1)[:, ::-1][:, 1:]
+        # The likeliest draft first: a level's positions stay in order.
+        order = np.argsort(-survival, axis=None, kind="stable")
+        columns = [order // depth, order % depth + 1, able.ravel()[order], survival.ravel()[order]]
+        self._cells = [_Cell(*cell) for cell in zip(*(column.tolist() for column in columns), strict=True) if cell[2]]
+
+    def offers(self, grid: Grid, graphs: Graphs, prompt_tokens: int, longest: int) -> list[Offer]:
+        """Plain decoding, and of each captured draft length up to `longest` the best, where there is one."""
+        own = self._count + prompt_tokens
+        buckets, target = graphs.tokens.tolist(), (grid.target + grid.attention).tolist()
+        first = min(bisect_left(buckets, own), len(buckets) - 1)
+        plain = target[first] - HOPE * float(grid.target_deviation[first])
+        offers = [Offer(0, self._count / plain, plain)]
+        ready = graphs.tokens_ready.tolist()
+        edges = [
+            _Edge(buckets[index] - own, index)
+            for index in range(first, len(buckets))
+            if ready[index] and buckets[index] > own
+        ]
+        requests, loops, ready = graphs.requests.tolist(), grid.draft.tolist(), graphs.loops_ready.tolist()
+        for row, length in enumerate(graphs.lengths.tolist()):
+            if length > longest:
+                break
+            best = offers[0]
+            for use in _uses([cell for cell in self._cells if cell.position <= length], edges):
+                bucket = min(bisect_left(requests, use.requests), len(requests) - 1)
+                seconds = target[use.bucket] + loops[row][bucket]
+                seconds -= HOPE * float(grid.deviation[use.bucket, row, bucket])
+                rate = (self._count + use.expected) / seconds
+                if ready[row][bucket] and (best.length == 0 or rate > best.rate):
+                    best = Offer(length, rate, seconds, use.drafts, use.requests)
+            if best.length:
+                offers.append(best)
+        return offers
+
+    def lengths(self, offer: Offer) -> Ints:
+        """What each request drafts under an offer, [n]."""
+        given = np.zeros(self._count, dtype=np.int64)
+        left = offer.drafts
+        whole = np.zeros(int(self._level.max(initial=0)) + 1, dtype=np.int64)
+        for cell in self._cells:
+            if left <= 0:
+                break
+            if cell.position > offer.length:
+                continue
+            if cell.able > left:
+                some = np.flatnonzero((self._level == cell.level) & (self._caps >= cell.position))[:left]
+                given[some] = 1
+                break
+            whole[cell.level] = cell.position
+            left -= cell.able
+        return np.minimum(whole[self._level], self._caps) + given
+
+
+def uniform(caps: Ints, length: int) -> Ints:
+    """The same for everyone who may, [n]."""
+    return np.minimum(caps, length)
+
+
+def longest_captured(graphs: Graphs, requests: int, longest: int) -> int:
+    """The longest draft loop for so many requests, of those captured; 0 if none."""
+    bucket = min(int(np.searchsorted(graphs.requests, requests)), len(graphs.requests) - 1)
+    ready: Sequence[int] = graphs.lengths[graphs.loops_ready[:, bucket] & (graphs.lengths <= longest)].tolist()
+    return max(ready, default=0)
+
+
+def _uses(cells: Iterable[_Cell], edges: Sequence[_Edge]) -> Iterator[_Use]:
+    """The likeliest drafts up to each edge, and all of them."""
+    drafts, expected, requests, reached = 0, 0.0, 0, 0
+    for cell in cells:
+        while reached < len(edges) and edges[reached].room <= drafts + cell.able:
+            edge, part = edges[reached], edges[reached].room - drafts
+            first = part if cell.position == 1 else 0
+            yield _Use(edge.room, expected + part * cell.survival, requests + first, edge.bucket)
+            reached += 1
+        if reached == len(edges):
+            return
+        drafts += cell.able
+        expected += cell.able * cell.survival
+        requests += cell.able if cell.position == 1 else 0
+    if drafts:
+        yield _Use(drafts, expected, requests, edges[reached].bucket)

@@ -1,0 +1,308 @@
+"""What a step will take: a roofline fitted to a few measured steps, corrected by every step since.
+
+The corrections are one Gaussian belief over all graphs (token buckets, draft loops) and attention: a step that ran
+corrects its own graphs most and their neighbours a little, and its total is split by what was least certain. So a
+draft length that has not run yet is priced from those that have.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+MAX_POINTS = 8
+FORGETTING_SECONDS = 60.0  # live corrections fade back to the measured points in this time
+COMMON_DEVIATION = 0.1  # of a whole kind of graph from the roofline, relative
+LOCAL_DEVIATION = 0.12  # of one graph from its kind
+ATTENTION_DEVIATION = 0.5  # how well it uses the bandwidth varies more
+OCTAVES = 2.0  # over which neighbouring graphs deviate alike
+POINT_NOISE = 0.01  # of a measured point, relative
+DRIFT = 0.03  # of a machine's clock: no measured point stays more certain
+OUTLIER = 4.0  # standard deviations
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """What a forward moves and computes. `head_parameters` are the output layer's, used by the rows sampled only."""
+
+    body_parameters: float
+    head_parameters: float
+    kv_bytes_per_token: float
+    bytes_per_parameter: float = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class StepShape:
+    """A step, before padding. Everything is a count."""
+
+    tokens: int  # the target's: one and its drafts for each decoding request, and prompt tokens
+    rows: int  # sampled by the target
+    kv_tokens: int = 0  # context that the target's attention reads
+    draft_requests: int = 0
+    draft_length: int = 0  # turns of the draft loop
+    draft_kv_tokens: int = 0  # context that each turn reads
+    draft_reads: int = 0  # tokens a draft model reads outside its loop: prompts and what it missed
+    prompt_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Seconds by graph, to weigh many steps at once: a step takes the sum of its parts."""
+
+    target: Floats  # [token buckets]
+    draft: Floats  # [draft lengths, request buckets], attention included
+    attention: float  # the target's
+    target_deviation: Floats  # [token buckets], standard
+    deviation: Floats  # [token buckets, draft lengths, request buckets], of both together
+
+
+@dataclass(frozen=True, slots=True)
+class _Roofline:
+    per_byte: float  # seconds
+    flops_per_byte: float  # above it a product is bound by arithmetic
+    sharpness: float  # of the bend there: a machine does not do both at full speed
+    per_step: float = 0.0
+    per_turn: float = 0.0  # of the draft loop
+
+    def products(self, parameters: float, tokens: Floats | float, model: ModelShape) -> Floats:
+        """Seconds to multiply so many tokens by all of these weights."""
+        relative = 2.0 * np.asarray(tokens) / (self.flops_per_byte * model.bytes_per_parameter)
+        bent = (1.0 + relative**self.sharpness) ** (1.0 / self.sharpness)
+        return np.asarray(self.per_byte * parameters * model.bytes_per_parameter * bent)
+
+
+_Parts = tuple[float, list[tuple[int, float]]]  # seconds that nothing corrects; index of a correction, seconds
+
+
+class CostTable:
+    """Seconds of a step. Without a draft model (n-gram) a draft loop costs no more than its launch."""
+
+    def __init__(
+        self,
+        target: ModelShape,
+        draft: ModelShape | None,
+        *,
+        token_buckets: Sequence[int],
+        request_buckets: Sequence[int],
+        draft_lengths: Sequence[int],
+    ) -> None:
+        """Buckets are the padded sizes of the graphs, ascending; a larger step counts as the largest."""
+        self.token_buckets, self.request_buckets = np.array(token_buckets), np.array(request_buckets)
+        self.draft_lengths = np.array(draft_lengths)
+        self._tokens, self._requests, self._lengths = list(token_buckets), list(request_buckets), list(draft_lengths)
+        self._target, self._draft = target, draft
+        self._roofline: _Roofline | None = None
+        self._prior = self._make_prior()
+        self._reads, self._attention = len(self._prior) - 2, len(self._prior) - 1  # indices behind the graphs'
+        self._anchor = self._belief = (np.zeros(len(self._prior)), self._prior)
+        self._noise = DRIFT
+        self._suspects: dict[tuple[int, int], bool] = {}
+        self._last = -math.inf
+
+    @property
+    def known(self) -> bool:
+        """Whether it has been fitted."""
+        return self._roofline is not None
+
+    def calibration(self, max_concurrency: int, context: int) -> list[StepShape]:
+        """At most eight steps worth measuring at start. Contexts are short, but for one step of `context` tokens
+        each."""
+        largest = self._tokens[-1]
+        wanted = (1, max_concurrency // 8, max_concurrency // 2, max_concurrency, 2 * max_concurrency)
+        sizes = list(dict.fromkeys(_bucket(self._tokens, min(size, largest))[1] for size in wanted))
+        points = [StepShape(size, size, size) for size in sizes]
+        many = _bucket(self._tokens, max_concurrency // 2)[1]
+        points.append(StepShape(many, many, many * context))
+        long = self._lengths[min(3, len(self._lengths) - 1)]
+        for requests, length in ((1, long), (self._requests[-1], self._lengths[0])):
+            tokens = min(requests * (1 + length), largest)
+            points.append(StepShape(tokens, tokens, tokens, requests, length, requests))
+        return points
+
+    def fit(self, points: Sequence[tuple[StepShape, float]]) -> None:
+        """Start from these measured seconds. Raises ValueError for none, more than eight, or one that is not
+        positive."""
+        if not 1 <= len(points) <= MAX_POINTS or not all(0.0 < seconds < math.inf for _, seconds in points):
+            raise ValueError(f"a fit takes 1 to {MAX_POINTS} points of positive seconds; got {list(points)}")
+        self._roofline = self._fitted(points)
+        belief = (np.zeros(len(self._prior)), self._prior)
+        for shape, seconds in points:
+            belief = _updated(belief, self._parts(shape), seconds, POINT_NOISE * seconds)
+        self._anchor = self._belief = (belief[0], belief[1] + DRIFT**2 * np.eye(len(self._prior)))
+        self._suspects.clear()
+
+    def seconds(self, shape: StepShape) -> float:
+        """Raises RuntimeError before `fit`."""
+        return self._expected(self._parts(shape))
+
+    def observe(self, shape: StepShape, seconds: float, now: float) -> None:
+        """Learn from a step that ran; `now` is monotonic. A stall is left out, unless it comes twice running."""
+        if self._roofline is None or not 0.0 < seconds < math.inf:
+            return
+        self._forget(now)
+        parts = self._parts(shape)
+        expected = self._expected(parts)
+        # Prompts pay for attention among themselves, which the parts do not hold.
+        noise = self._noise * expected * (1.0 + 4.0 * shape.prompt_tokens / max(1, shape.tokens))
+        surprise = (seconds - expected) / math.hypot(noise, _deviation(self._belief, parts))
+        key = (parts[1][0][0], shape.draft_length)
+        if abs(surprise) > OUTLIER:
+            slower = surprise > 0
+            if self._suspects.get(key) is not slower:
+                self._suspects[key] = slower
+                return
+            mean, covariance = self._belief  # it has changed: learn as if anew
+            self._belief = (mean, 0.5 * (covariance + self._anchor[1]))
+        else:
+            self._suspects.pop(key, None)
+            missed = (seconds - expected) / expected
+            self._noise = math.sqrt(max(0.01**2, 0.98 * self._noise**2 + 0.02 * missed**2))
+        self._belief = _updated(self._belief, parts, seconds, noise)
+
+    def grid(self, prompt_tokens: int, kv_tokens: int, draft_context: float) -> Grid:
+        """Of steps that read so many prompt tokens and so much context; `draft_context` is a drafting request's mean.
+
+        Raises RuntimeError before `fit`."""
+        roofline, target, (mean, covariance) = self._fit, self._target, self._belief
+        products = roofline.products(target.body_parameters, self.token_buckets, target)
+        rows = np.maximum(1, self.token_buckets - prompt_tokens)
+        products = products + roofline.products(target.head_parameters, rows, target)
+        graphs, attention = len(self._tokens), 1.0 + mean[self._attention]
+        shape = (len(self._lengths), len(self._requests))
+        turns, loop = np.ones((shape[0], 1)), np.full((1, shape[1]), roofline.per_turn)
+        kv: Floats | float = 0.0
+        if self._draft is not None:
+            turns = self.draft_lengths[:, None].astype(np.float64)
+            parameters = self._draft.body_parameters + self._draft.head_parameters
+            loop = loop + roofline.products(parameters, self.request_buckets, self._draft)
+            per_request = draft_context * self._draft.kv_bytes_per_token * roofline.per_byte * attention
+            kv = turns * (self.request_buckets * per_request)
+        loops, ours, theirs = turns * loop, slice(0, graphs), slice(graphs, self._reads)
+        variances = covariance.diagonal()
+        own = products**2 * variances[ours]
+        both = products[:, None] * loops.ravel() * covariance[ours, theirs]
+        both = own[:, None] + 2.0 * both + loops.ravel() ** 2 * variances[theirs]
+        return Grid(
+            target=roofline.per_step + products * (1.0 + mean[ours]),
+            draft=loops * (1.0 + mean[theirs].reshape(shape)) + kv,
+            attention=float(kv_tokens * target.kv_bytes_per_token * roofline.per_byte * attention),
+            target_deviation=np.sqrt(own),
+            deviation=np.sqrt(np.maximum(both, 0.0)).reshape(graphs, *shape),
+        )
+
+    def read_seconds(self, tokens: int) -> float:
+        """Of a draft model that reads so many tokens in one forward. Raises RuntimeError before `fit`."""
+        return self._read_part(tokens) * (1.0 + float(self._belief[0][self._reads]))
+
+    @property
+    def _fit(self) -> _Roofline:
+        if self._roofline is None:
+            raise RuntimeError("the cost table has not been fitted")
+        return self._roofline
+
+    def _expected(self, parts: _Parts) -> float:
+        return parts[0] + sum(seconds * (1.0 + float(self._belief[0][index])) for index, seconds in parts[1])
+
+    def _parts(self, shape: StepShape) -> _Parts:
+        roofline, target = self._fit, self._target
+        bucket, tokens = _bucket(self._tokens, shape.tokens)
+        products = roofline.products(target.body_parameters, tokens, target)
+        rows = tokens if shape.rows == shape.tokens else shape.rows
+        products = products + roofline.products(target.head_parameters, rows, target)
+        moved = shape.kv_tokens * target.kv_bytes_per_token
+        parts = [(bucket, float(products))]
+        if shape.draft_length > 0:
+            length, turns = _bucket(self._lengths, shape.draft_length)
+            bucket, requests = _bucket(self._requests, shape.draft_requests)
+            loop = roofline.per_turn
+            if self._draft is not None:
+                parameters = self._draft.body_parameters + self._draft.head_parameters
+                loop = turns * (loop + float(roofline.products(parameters, requests, self._draft)))
+                moved += turns * shape.draft_kv_tokens * self._draft.kv_bytes_per_token
+            parts.append((len(self._tokens) + length * len(self._requests) + bucket, loop))
+        if shape.draft_reads > 0 and self._draft is not None:
+            parts.append((self._reads, self._read_part(shape.draft_reads)))
+        parts.append((self._attention, moved * roofline.per_byte))
+        return roofline.per_step, parts
+
+    def _read_part(self, tokens: int) -> float:
+        if self._draft is None:
+            return 0.0
+        return self._fit.per_turn + float(self._fit.products(self._draft.body_parameters, tokens, self._draft))
+
+    def _fitted(self, points: Sequence[tuple[StepShape, float]]) -> _Roofline:
+        """Least squares of the relative error, over bandwidth, overheads and the ridge; none of them negative."""
+        seconds = np.array([seconds for _, seconds in points])
+        best: tuple[float, _Roofline] | None = None
+        per_turn = [self._turns(shape) for shape, _ in points]
+        for ridge, sharpness in itertools.product(np.geomspace(4.0, 1024.0, 25).tolist(), (1.5, 2.0, 3.0, 8.0)):
+            self._roofline = _Roofline(1.0, ridge, sharpness)  # so that the parts count bytes
+            moved = [sum(part for _, part in self._parts(shape)[1]) for shape, _ in points]
+            columns = np.array([moved, np.ones(len(points)), per_turn]).T / seconds[:, None]
+            for used in itertools.chain.from_iterable(itertools.combinations((0, 1, 2), size) for size in (1, 2, 3)):
+                if 0 not in used or len(used) > len(points):
+                    continue
+                solution = np.zeros(3)
+                solution[list(used)] = np.linalg.lstsq(columns[:, used], np.ones(len(points)), rcond=None)[0]
+                error = float(np.sum((columns @ solution - 1.0) ** 2))
+                if solution.min() >= 0.0 and solution[0] > 0.0 and (best is None or error < best[0] - 1e-12):
+                    per_byte, per_step, turn = solution.tolist()
+                    best = (error, _Roofline(per_byte, ridge, sharpness, per_step, turn))
+        assert best is not None  # bandwidth alone always fits, badly perhaps
+        return best[1]
+
+    def _turns(self, shape: StepShape) -> int:
+        if self._draft is None:
+            return int(shape.draft_length > 0)
+        return shape.draft_length + int(shape.draft_reads > 0)
+
+    def _make_prior(self) -> Floats:
+        """Covariance of the relative deviations from the roofline: [graphs + 2, graphs + 2]."""
+        tokens = np.log2(self.token_buckets)[:, None]
+        requests = np.log2(self.request_buckets)[None, :] + np.zeros((len(self._lengths), 1))
+        lengths = 0.1 * np.log2(self.draft_lengths)[:, None] + np.zeros((1, len(self._requests)))
+        # Loops of one bucket repeat the same graph.
+        loops = np.stack([requests.ravel(), lengths.ravel()], axis=1)
+        graphs, size = len(tokens), len(tokens) + len(loops) + 2
+        prior = np.zeros((size, size))
+        for block, places in ((slice(0, graphs), tokens), (slice(graphs, size - 2), loops)):
+            distance = np.abs(places[:, None, :] - places[None, :, :]).sum(axis=2)
+            prior[block, block] = COMMON_DEVIATION**2 + LOCAL_DEVIATION**2 * np.exp(-distance / OCTAVES)
+        prior[size - 2, size - 2] = COMMON_DEVIATION**2 + LOCAL_DEVIATION**2
+        prior[size - 1, size - 1] = ATTENTION_DEVIATION**2
+        return prior
+
+    def _forget(self, now: float) -> None:
+        if now - self._last < 0.05:
+            return  # seldom enough to cost nothing
+        kept = math.exp(-(now - self._last) / FORGETTING_SECONDS)
+        (mean, covariance), (anchor, widest) = self._belief, self._anchor
+        self._belief = (anchor + kept * (mean - anchor), widest + kept**2 * (covariance - widest))
+        self._last = now
+
+
+def _bucket(buckets: Sequence[int], size: int) -> tuple[int, int]:
+    index = min(bisect_left(buckets, size), len(buckets) - 1)
+    return index, buckets[index]
+
+
+def _updated(belief: tuple[Floats, Floats], parts: _Parts, seconds: float, noise: float) -> tuple[Floats, Floats]:
+    """Kalman's update by one total."""
+    mean, covariance = belief
+    together = sum((part * covariance[index] for index, part in parts[1]), np.zeros(len(mean)))
+    variance = sum(part * float(together[index]) for index, part in parts[1]) + noise**2
+    missed = seconds - parts[0] - sum(part * (1.0 + float(mean[index])) for index, part in parts[1])
+    return mean + together * (missed / variance), covariance - np.outer(together, together / variance)
+
+
+def _deviation(belief: tuple[Floats, Floats], parts: _Parts) -> float:
+    covariance = belief[1]
+    return math.sqrt(sum(a * b * float(covariance[i, j]) for i, a in parts[1] for j, b in parts[1]))
