@@ -42,7 +42,7 @@ CLOSING = 0.1  # seconds that TLS connections get to say goodbye before their lo
 _addresses = (f"127.{random.randint(1, 250)}.{random.randint(0, 250)}.{n}" for n in itertools.cycle(range(1, 250)))
 
 
-async def eventually(holds: Callable[[], Awaitable[Any]], what: str, seconds: float = 20) -> Any:
+async def eventually(holds: Callable[[], Awaitable[Any]], what: str, seconds: float = 60) -> Any:
     """The first truthy answer. A failure says what was waited for, and what it looked like last."""
     deadline = time.monotonic() + seconds
     while True:

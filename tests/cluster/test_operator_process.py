@@ -35,7 +35,7 @@ class Process:
         self._arguments = [
             *("--kubeconfig", str(account), "--namespace", SYSTEM, "--identity", self.identity),
             *("--bind-address", "127.0.0.1", "--health-port", str(self.health), "--metrics-port", str(self.metrics)),
-            *("--lease-seconds", "3", *arguments),
+            *arguments,
         ]
 
     async def __aenter__(self) -> Process:
@@ -56,7 +56,7 @@ class Process:
 
     async def terminate(self) -> tuple[int | None, str]:
         self.process.send_signal(signal.SIGTERM)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             _, errors = await self.process.communicate()
         return self.process.returncode, errors.decode()
 

@@ -18,7 +18,7 @@ def pod(name: str) -> Pod:
 
 
 async def eventually(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not holds():
             await asyncio.sleep(0.001)
 
