@@ -1,0 +1,190 @@
+"""On a CUDA device the kernels around linear layers compute what float64 does, in real shapes and inside graphs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from outrider_runtime.layers import linear
+from outrider_runtime.layers.linear import MergedLinear
+from outrider_runtime.layers.norm import RMSNorm
+from outrider_runtime.layers.rope import RotaryEmbedding, rotate
+from outrider_runtime.models.config import ModelConfig
+
+if torch.cuda.is_available():
+    from outrider_runtime.kernels import skinny
+    from outrider_runtime.kernels.activation import silu_gate
+    from outrider_runtime.kernels.launch import overlap_launches
+    from outrider_runtime.kernels.norm import rms_norm
+    from outrider_runtime.kernels.rope import rotation, turn_and_store
+    from outrider_runtime.kernels.skinny import product
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available(), reason="no CUDA device here; hack/gpu_check.sh runs these on one"
+    ),
+]
+
+# dtype -> error allowed, of the deviation of what is expected and of each element
+TOLERANCE = {torch.bfloat16: (2e-2, 1e-2), torch.float16: (3e-3, 2e-3), torch.float32: (1e-5, 1e-5)}
+DTYPES = pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+# [outputs, inputs], as Llama-3.1-8B, Llama-3.2-1B, Qwen2-0.5B and a tiny model have them
+SHAPES = [(6144, 4096), (4096, 14336), (2048, 2048), (2048, 8192), (1152, 896), (61, 48), (96, 33)]
+# few, as each of another shape, type or power of two of rows is compiled anew
+PRODUCTS = [
+    *((outputs, inputs, 5, torch.bfloat16) for outputs, inputs in SHAPES),
+    *((2048, 2048, rows, torch.bfloat16) for rows in (1, 16, 33, 64)),
+    *((*shape, 5, dtype) for shape in ((2048, 2048), (62, 48)) for dtype in (torch.float16, torch.float32)),
+]
+
+
+@pytest.fixture(autouse=True)
+def exact_products():
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.manual_seed(0)
+    yield
+    torch.backends.cuda.matmul.allow_tf32 = before
+
+
+@pytest.fixture
+def overlapped():
+    if torch.cuda.get_device_capability() < (9, 0):
+        pytest.skip("programmatic dependent launch needs compute capability 9.0")
+    overlap_launches(True)
+    yield
+    overlap_launches(False)
+
+
+def random(*shape: int, dtype: torch.dtype, scale: float = 1.0) -> torch.Tensor:
+    return (torch.randn(shape, device="cuda") * scale).to(dtype)
+
+
+def assert_close(result: torch.Tensor, expected: torch.Tensor) -> None:
+    of_all, of_each = TOLERANCE[result.dtype]
+    torch.testing.assert_close(result.double(), expected, rtol=of_each, atol=of_all * expected.std().item())
+
+
+def gated(merged: torch.Tensor) -> torch.Tensor:
+    gate, up = merged.chunk(2, dim=-1)
+    return F.silu(gate) * up
+
+
+@pytest.mark.parametrize(("outputs", "inputs", "rows", "dtype"), PRODUCTS)
+def test_products_and_what_they_fuse(outputs, inputs, rows, dtype):
+    x, weight = random(rows, inputs, dtype=dtype), random(outputs, inputs, dtype=dtype, scale=inputs**-0.5)
+    residual, bias = random(rows, outputs, dtype=dtype), random(outputs, dtype=dtype)
+    norm = random(inputs, dtype=dtype)
+    plain = F.linear(x.double(), weight.double(), bias.double())
+    normed = F.rms_norm(x.double(), (inputs,), norm.double(), 1e-5)
+    assert_close(product(x, weight, bias=bias, residual=residual), plain + residual.double())
+    assert_close(product(x, weight, norm=norm, eps=1e-5), F.linear(normed, weight.double()))
+    if outputs % 2 == 0:
+        merged = F.linear(normed, weight.double(), bias.double())
+        assert_close(product(x, weight, norm=norm, eps=1e-5, bias=bias, gated=True), gated(merged))
+
+
+def test_a_head_of_many_outputs():
+    x, weight = random(5, 2048, dtype=torch.bfloat16), random(128256, 2048, dtype=torch.bfloat16, scale=0.02)
+    assert_close(product(x, weight), F.linear(x.double(), weight.double()))
+
+
+@pytest.mark.parametrize("overlapping", [False, True])
+def test_a_graph_replays_chained_products_bit_by_bit(overlapping, request):
+    if overlapping:
+        request.getfixturevalue("overlapped")
+    x = random(5, 4096, dtype=torch.bfloat16)
+    norm = torch.ones(4096, dtype=torch.bfloat16, device="cuda")
+    up, down = (random(*shape, dtype=torch.bfloat16, scale=0.02) for shape in ((28672, 4096), (4096, 14336)))
+
+    def chain() -> torch.Tensor:
+        hidden = x
+        for _ in range(4):
+            hidden = product(product(hidden, up, norm=norm, eps=1e-5, gated=True), down, residual=hidden)
+        return hidden
+
+    chain()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = chain()
+    for _ in range(20):
+        x.copy_(random(5, 4096, dtype=torch.bfloat16))
+        graph.replay()
+        assert torch.equal(result, chain())
+    assert not skinny._counters(x.device).any()
+
+
+def test_weights_asked_for_ahead_change_nothing(overlapped):
+    x, weight = random(5, 4096, dtype=torch.bfloat16), random(4096, 4096, dtype=torch.bfloat16, scale=0.02)
+    plan = skinny.tiling(4096, 4096, 5, torch.bfloat16, splittable=True)
+    ahead = skinny.Tiling(plan.width, plan.depth, plan.splits, plan.stages, plan.warps, prefetch=512)
+    assert torch.equal(product(x, weight, plan=plan), product(x, weight, plan=ahead))
+
+
+@DTYPES
+@pytest.mark.parametrize(("rows", "size"), [(1, 4096), (300, 2048), (17, 896), (3, 32)])
+def test_norms(rows, size, dtype):
+    x, weight = random(rows, size, dtype=dtype, scale=50), random(size, dtype=dtype)
+    assert_close(rms_norm(x, weight, 1e-5), F.rms_norm(x.double(), (size,), weight.double(), 1e-5))
+
+
+@DTYPES
+@pytest.mark.parametrize(("rows", "size"), [(1, 14336), (300, 8192), (17, 4864), (3, 48)])
+def test_gates(rows, size, dtype):
+    merged = random(rows, 2 * size, dtype=dtype, scale=4)
+    assert_close(silu_gate(merged), gated(merged.double()))
+
+
+def test_a_gate_of_extremes_is_finite():
+    merged = torch.tensor([[-3e38, -200.0, 200.0, 1.0, 1.0, 1.0]], device="cuda")
+    torch.testing.assert_close(silu_gate(merged).cpu(), torch.tensor([[0.0, 0.0, 200.0]]))
+
+
+@DTYPES
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "dim"), [(32, 8, 128), (32, 8, 64), (14, 2, 64), (32, 32, 96), (4, 2, 8)]
+)
+def test_rotation_norms_and_kv_writes(heads, kv_heads, dim, normed, dtype):
+    tokens = 40
+    embedding = RotaryEmbedding(ModelConfig("LlamaForCausalLM", 8, dim, dim, 1, 1, 1, dim, 131072), "cpu")
+    positions = torch.arange(tokens) * 3000
+    cosines, sines = rotation(positions.cuda(), embedding.frequencies.cuda(), embedding.magnitude)
+    twins = embedding(positions, torch.float32)
+    torch.testing.assert_close((cosines.cpu(), sines.cpu()), twins, rtol=1e-5, atol=1e-5)
+
+    qkv = random(tokens, (heads + 2 * kv_heads) * dim, dtype=dtype)
+    norms = (random(dim, dtype=dtype), random(dim, dtype=dtype)) if normed else None
+    keys, values = torch.full((2, 50, kv_heads, dim), 7.0, dtype=dtype, device="cuda")
+    slots = torch.randperm(50)[:tokens].cuda()
+    written, kept = slots.clone(), torch.arange(tokens, device="cuda") % 5 > 0
+    slots[~kept] = -1
+    queries = turn_and_store(qkv, (cosines, sines), keys, values, slots, norms=norms, eps=1e-6)
+    parts = qkv.double().view(tokens, -1, dim).split([heads, kv_heads, kv_heads], dim=1)
+    wide = [F.rms_norm(part, (dim,), norm.double(), 1e-6) for part, norm in zip(parts, norms or (), strict=False)]
+    turned = [rotate(part, cosines.double(), sines.double()) for part in wide or parts[:2]]
+    assert_close(queries, turned[0])
+    assert_close(keys[written[kept]], turned[1][kept])
+    assert torch.equal(values[written[kept]], parts[2][kept].to(dtype))
+    assert (keys[written[~kept]] == 7).all()
+    assert (values[written[~kept]] == 7).all()
+
+
+@DTYPES
+@pytest.mark.parametrize("rows", [linear.SKINNY_ROWS, linear.SKINNY_ROWS + 1])
+def test_layers_compute_the_same_on_both_sides_of_the_threshold(rows, dtype):
+    layer = MergedLinear(256, {"a": 128, "b": 128}, True, dtype, "cuda")
+    norm = RMSNorm(256, 1e-5, dtype, "cuda")
+    for parameter in (*layer.parameters(), *norm.parameters()):
+        parameter.copy_(random(*parameter.shape, dtype=dtype, scale=0.1))
+    x, residual = random(rows, 256, dtype=dtype), random(rows, 256, dtype=dtype)
+    weight, bias = layer.weight.double(), layer.bias.double()
+    normed = F.rms_norm(x.double(), (256,), norm.weight.double(), 1e-5)
+    plain = F.linear(x.double(), weight, bias)
+    assert_close(layer(x), plain)
+    assert_close(layer(x, norm), F.linear(normed, weight, bias))
+    assert_close(layer.gated(x, norm), gated(F.linear(normed, weight, bias)))
+    expected = plain + residual.double()
+    assert_close(layer.added(x, residual), expected)
