@@ -41,7 +41,7 @@ def draw(logits: Tensor, slots: Tensor, positions: Tensor, table: SamplingTable,
     if mode is not Mode.FULL:
         _search(logits, slots, positions, table, tokens, noise=mode is Mode.NOISE)
         return tokens
-    at_once = max(1, AT_ONCE // logits.shape[-1])
+    at_once = max(1, AT_ONCE // logits.shape[-1] // 32 * 32)  # a chunk begins where the kernels see it aligned
     for start in range(0, len(logits), at_once):
         chunk = slice(start, start + at_once)
         scores, floors = _processed(logits[chunk], slots[chunk], positions[chunk], table)
@@ -205,7 +205,7 @@ def _best(
     temperature = tl.load(table_floats + slot * WIDTH + _TEMPERATURE)
     margin = 0.0
     most = 1  # without noise the scores were exact, so the first part has it
-    if NOISE:
+    if NOISE:  # noqa: SIM102  (decided when compiling, the inner one on the device)
         if temperature > 0:
             # Twice what the nearly exact scores may be off: by 1e-5 in the noise, by two units in the last place in
             # the quotient and the sum.
@@ -220,7 +220,7 @@ def _best(
         part_found = tl.min(tl.where(near & (part > part_found), part, _NOTHING))
         token = part_found * PART + tl.arange(0, PART)
         score = _load_part(logits, stride, floors, row, token, VOCAB, FLOORS)
-        if NOISE:
+        if NOISE:  # noqa: SIM102
             if temperature > 0:
                 word = _words(table + slot * WIDTH, tl.load(positions + row), token)
                 if not FLOORS:
