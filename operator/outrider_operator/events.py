@@ -22,6 +22,13 @@ from outrider_operator.plan import Event
 
 log = logging.getLogger(__name__)
 SAME = 300.0  # seconds in which the same words about the same object are one event
+# what makes the same words news again: the way there and back within minutes are two transitions
+_ENDS = {
+    EventReason.SPECULATION_SUSPENDED: (EventReason.SPECULATION_RESUMED,),
+    EventReason.SPECULATION_RESUMED: (EventReason.SPECULATION_SUSPENDED,),
+    EventReason.ROLLOUT_STARTED: (EventReason.ROLLOUT_COMPLETE, EventReason.MODEL_LOADED),
+    EventReason.ROLLOUT_COMPLETE: (EventReason.ROLLOUT_STARTED,),
+}
 _KEPT = 20  # events of one object that wait for an API server that does not answer
 _LONGEST_NOTE = 1024  # characters, the API's limit
 
@@ -64,6 +71,8 @@ class Publisher:
         if words == event.message and now - at < SAME:
             return False
         said[event.reason] = (event.message, now)
+        for ended in _ENDS.get(event.reason, ()):
+            said.pop(ended, None)
         return True
 
 

@@ -50,11 +50,18 @@ async def test_the_same_words_are_said_once() -> None:
     publisher = Publisher(kube, "pod-1", clock)
     for _ in range(3):
         await publisher.publish(MODEL, [SUSPENDED])
-    await publisher.publish(MODEL, [RESUMED])
-    assert notes(kube) == [SUSPENDED.message, RESUMED.message]
+    assert notes(kube) == [SUSPENDED.message]
     clock.now += SAME
     await publisher.publish(MODEL, [SUSPENDED])
-    assert len(notes(kube)) == 3
+    assert len(notes(kube)) == 2
+
+
+async def test_there_and_back_and_there_again_is_three_transitions() -> None:
+    kube = FakeKube()
+    publisher = Publisher(kube, "pod-1", Clock())
+    for event in (SUSPENDED, SUSPENDED, RESUMED, RESUMED, SUSPENDED):
+        await publisher.publish(MODEL, [event])
+    assert notes(kube) == [SUSPENDED.message, RESUMED.message, SUSPENDED.message]
 
 
 async def test_an_event_waits_for_an_api_server_that_is_away() -> None:
