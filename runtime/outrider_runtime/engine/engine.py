@@ -106,6 +106,10 @@ class Engine:
         for request in self._scheduler.running:
             request.draft_length = None
 
+    def force_accepted_length(self, mean: float | None) -> None:
+        """For benchmarks, before the first step: a step yields so many tokens on average, whatever the drafts are."""
+        self._runner.accepted_length = mean
+
     def step(self) -> StepOutput:
         """Launch the next step, and read the last one's results (or its own, without overlap). No deltas while
         prompts are still read."""

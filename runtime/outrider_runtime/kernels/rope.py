@@ -121,7 +121,7 @@ def _turn_and_store(
     first = tl.program_id(1) * GROUP
     head = tl.arange(0, GROUP)[:, None]
     pair = tl.arange(0, HALF)
-    inside = (pair < DIM // 2)[None, :]
+    inside = (pair < DIM // 2)[None, :] & (head >= 0)  # [group, half] on both ways through the branch below
     within = head * DIM + pair[None, :]  # of the group, an element of the first half of a head
     if OVERLAP:
         gdc_wait()

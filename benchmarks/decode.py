@@ -1,0 +1,221 @@
+"""Decode speed of the engine by itself, on synthetic weights of a named shape: `python benchmarks/decode.py --help`.
+
+The rate is that of peers' tables: for each concurrency, all prompts are given at once, and the time to `--output`
+tokens each less the time to a few is what `--output` less those few took. Medians of `--repeats`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+
+from outrider_runtime.config import CacheConfig, EngineConfig, SchedulerConfig, SourceConfig, SpeculationConfig
+from outrider_runtime.engine.engine import Engine
+from outrider_runtime.engine.messages import AddRequest
+from outrider_runtime.models.config import model_config
+from outrider_runtime.models.llama import LlamaForCausalLM
+from outrider_runtime.sampling.params import SamplingParams
+from outrider_runtime.speculation.policy import Policy
+
+FEW = 16  # tokens of the shorter run
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+    "num_key_value_heads": 8,
+}
+SHAPES = {
+    "llama-8b": LLAMA
+    | {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32},
+    "llama-1b": LLAMA
+    | {
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 32,
+        "head_dim": 64,
+        "tie_word_embeddings": True,
+    },
+    "llama-70b": LLAMA
+    | {"hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80, "num_attention_heads": 64},
+    "qwen-0.5b": {
+        "architectures": ["Qwen2ForCausalLM"],
+        "vocab_size": 151936,
+        "max_position_embeddings": 32768,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000.0,
+        "hidden_size": 896,
+        "intermediate_size": 4864,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 14,
+        "num_key_value_heads": 2,
+        "tie_word_embeddings": True,
+    },
+    "tiny": LLAMA
+    | {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    | {"vocab_size": 512, "num_key_value_heads": 2},
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the results. Times are medians; `step_ms` is of the decoding between the two lengths."""
+
+    shape: str
+    method: str
+    draft: str | None
+    k: int
+    concurrency: int
+    input: int
+    output: int
+    accepted_length: float | None
+    tokens_per_second: float
+    step_ms: float
+    tokens_per_step: float
+    first_tokens_seconds: float  # until every request has its first token
+
+
+def synthetic(shape: str, dtype: torch.dtype, device: str) -> LlamaForCausalLM:
+    """Random weights, small enough that activations stay finite."""
+    model = LlamaForCausalLM(model_config(SHAPES[shape]), dtype, device)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.fill_(1.0)
+            else:
+                parameter.normal_(0.0, parameter.shape[1] ** -0.5)
+    return model.eval()
+
+
+def make_engine(options: argparse.Namespace, target: LlamaForCausalLM, draft: LlamaForCausalLM | None) -> Engine:
+    longest = options.input + options.output + 64
+    block_size = 16
+    most = max(options.concurrency)
+    config = EngineConfig(
+        model=SourceConfig("synthetic"),
+        speculation=SpeculationConfig(
+            method="ngram" if options.method == "ngram" else "draft-model", max_tokens=options.num_speculative_tokens
+        ),
+        cache=CacheConfig(
+            block_size=block_size, num_blocks=most * (-(-longest // block_size) + 2), prefix_caching=False
+        ),
+        scheduler=SchedulerConfig(max_concurrency=most, max_batched_tokens=options.max_batched_tokens),
+        device="cuda" if target.device.type == "cuda" else "cpu",
+        policy=Policy(
+            mode="Enabled" if options.method != "none" else "Disabled",
+            num_speculative_tokens=options.num_speculative_tokens,
+        ),
+    )
+    engine = Engine(config, target, draft, max_model_len=longest)
+    engine.force_accepted_length(options.accepted_length)
+    return engine
+
+
+@dataclass
+class Run:
+    seconds: float
+    first_tokens: float
+    steps: int  # that yielded something
+    tokens: int
+
+
+def run(engine: Engine, concurrency: int, prompt_length: int, output: int, vocab_size: int) -> Run:
+    """All at once, to the end."""
+    lots = random.Random(0)
+    params = SamplingParams(max_tokens=output, temperature=0.0, ignore_eos=True)
+    begin = time.perf_counter()
+    for index in range(concurrency):
+        prompt = tuple(lots.randrange(vocab_size) for _ in range(prompt_length))
+        engine.add(AddRequest(str(index), prompt, params))
+    waiting, first, steps, tokens = {str(index) for index in range(concurrency)}, 0.0, 0, 0
+    while engine.has_work:
+        deltas = engine.step().deltas
+        steps += bool(deltas)
+        tokens += sum(len(delta.token_ids) for delta in deltas)
+        if waiting:
+            waiting.difference_update(delta.request_id for delta in deltas)
+            first = time.perf_counter() - begin
+    return Run(time.perf_counter() - begin, first, steps, tokens)
+
+
+def measure(options: argparse.Namespace, engine: Engine, vocab_size: int) -> Iterator[Row]:
+    for concurrency in options.concurrency:
+        run(engine, concurrency, options.input, options.output, vocab_size)  # captures graphs
+        rates, steps, firsts, yields = [], [], [], []
+        for _ in range(options.repeats):
+            short = run(engine, concurrency, options.input, FEW, vocab_size)
+            long = run(engine, concurrency, options.input, options.output + FEW, vocab_size)
+            seconds = long.seconds - short.seconds
+            rates.append(concurrency * options.output / seconds)
+            steps.append(1000 * seconds / max(1, long.steps - short.steps))
+            yields.append((long.tokens - short.tokens) / max(1, long.steps - short.steps) / concurrency)
+            firsts.append(long.first_tokens)
+        yield Row(
+            shape=options.shape,
+            method=options.method,
+            draft=options.draft_shape if options.method == "draft-model" else None,
+            k=0 if options.method == "none" else options.num_speculative_tokens,
+            concurrency=concurrency,
+            input=options.input,
+            output=options.output,
+            accepted_length=options.accepted_length,
+            tokens_per_second=round(statistics.median(rates), 1),
+            step_ms=round(statistics.median(steps), 3),
+            tokens_per_step=round(statistics.median(yields), 3),
+            first_tokens_seconds=round(statistics.median(firsts), 4),
+        )
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--shape", choices=SHAPES, default="llama-8b")
+    parser.add_argument("--method", choices=["none", "ngram", "draft-model"], default="none")
+    parser.add_argument("--draft-shape", choices=SHAPES, default="llama-1b")
+    parser.add_argument("--num-speculative-tokens", type=int, default=4)
+    parser.add_argument("--accepted-length", type=float, help="tokens a step yields on average, whatever is drafted")
+    parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 4, 16, 64, 128, 256])
+    parser.add_argument("--input", type=int, default=128)
+    parser.add_argument("--output", type=int, default=256)
+    parser.add_argument("--max-batched-tokens", type=int, default=2048)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--json", type=Path, help="append the rows to this file's list")
+    options = parser.parse_args(arguments)
+    dtype = torch.bfloat16 if options.device == "cuda" else torch.float32
+    target = synthetic(options.shape, dtype, options.device)
+    draft = synthetic(options.draft_shape, dtype, options.device) if options.method == "draft-model" else None
+    engine = make_engine(options, target, draft)
+    rows = []
+    for row in measure(options, engine, target.config.vocab_size):
+        print(json.dumps(asdict(row)), flush=True)
+        rows.append(asdict(row) | settings(options.device))
+    if options.json:
+        known = json.loads(options.json.read_text()) if options.json.exists() else []
+        options.json.write_text(json.dumps([*known, *rows], indent=1) + "\n")
+
+
+def settings(device: str) -> dict[str, object]:
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    name = torch.cuda.get_device_name() if device == "cuda" else "cpu"
+    return {
+        "device": name,
+        "versions": {"torch": torch.__version__, "triton": version("triton")},
+        "commit": commit.stdout.strip() or "unknown",
+    }
+
+
+if __name__ == "__main__":
+    main()
