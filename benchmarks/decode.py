@@ -104,14 +104,13 @@ def make_engine(options: argparse.Namespace, target: LlamaForCausalLM, draft: Ll
     longest = options.input + options.output + 64
     block_size = 16
     most = max(options.concurrency)
+    blocks = most * (-(-longest // block_size) + 2)
     config = EngineConfig(
         model=SourceConfig("synthetic"),
         speculation=SpeculationConfig(
             method="ngram" if options.method == "ngram" else "draft-model", max_tokens=options.num_speculative_tokens
         ),
-        cache=CacheConfig(
-            block_size=block_size, num_blocks=most * (-(-longest // block_size) + 2), prefix_caching=False
-        ),
+        cache=CacheConfig(block_size=block_size, num_blocks=blocks, prefix_caching=False),
         scheduler=SchedulerConfig(max_concurrency=most, max_batched_tokens=options.max_batched_tokens),
         device="cuda" if target.device.type == "cuda" else "cpu",
         policy=Policy(
@@ -179,6 +178,34 @@ def measure(options: argparse.Namespace, engine: Engine, vocab_size: int) -> Ite
         )
 
 
+def profile(options: argparse.Namespace, engine: Engine, vocab_size: int, steps: int = 20) -> None:
+    """Where the device's time goes while all decode: the costliest kernels, in microseconds a step."""
+    for concurrency in options.concurrency:
+        run(engine, concurrency, options.input, options.output, vocab_size)
+        params = SamplingParams(max_tokens=options.output, temperature=0.0, ignore_eos=True)
+        for index in range(concurrency):
+            engine.add(AddRequest(str(index), tuple(range(5, 5 + options.input)), params))
+        waiting = {str(index) for index in range(concurrency)}
+        while waiting:
+            waiting.difference_update(delta.request_id for delta in engine.step().deltas)
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+            begin = time.perf_counter()
+            for _ in range(steps):
+                engine.step()
+            torch.cuda.synchronize()
+            seconds = time.perf_counter() - begin
+        while engine.has_work:
+            engine.step()
+        kernels = sorted(profiler.key_averages(), key=lambda kernel: -kernel.self_device_time_total)
+        busy = sum(kernel.self_device_time_total for kernel in kernels) / steps
+        print(f"{concurrency} streams: {1e6 * seconds / steps:.0f} us a step, kernels {busy:.0f}")
+        for kernel in kernels[:18]:
+            total = kernel.self_device_time_total / steps
+            print(
+                f"{total:9.1f} us {kernel.count / steps:7.1f} x {total * steps / kernel.count:7.2f}  {kernel.key[:90]}"
+            )
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shape", choices=SHAPES, default="llama-8b")
@@ -193,11 +220,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--json", type=Path, help="append the rows to this file's list")
+    parser.add_argument("--profile", action="store_true", help="print the costliest kernels instead")
     options = parser.parse_args(arguments)
     dtype = torch.bfloat16 if options.device == "cuda" else torch.float32
     target = synthetic(options.shape, dtype, options.device)
     draft = synthetic(options.draft_shape, dtype, options.device) if options.method == "draft-model" else None
     engine = make_engine(options, target, draft)
+    if options.profile:
+        return profile(options, engine, target.config.vocab_size)
     rows = []
     for row in measure(options, engine, target.config.vocab_size):
         print(json.dumps(asdict(row)), flush=True)

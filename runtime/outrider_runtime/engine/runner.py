@@ -182,8 +182,10 @@ class Runner:
         self._graphs.run(("forward", tokens, small), program)
 
     def _sample(self, feed: Feed, mode: Mode) -> None:
+        owners = self._feeds.views(self._largest).owners  # all, since a graph serves steps of any number of tokens
+
         def program() -> None:
-            slots, positions = feed.slots[feed.owners[feed.rows]], self._positions[feed.rows] + 1
+            slots, positions = feed.slots[owners[feed.rows]], self._positions[feed.rows] + 1
             logits = self._target.logits(self._hidden[feed.rows])
             sampled = sample(logits, slots, positions, self._table, mode)
             stands = None
@@ -195,7 +197,6 @@ class Runner:
             self._results[:requests, 1] = self._meant[:requests]
             self._results[:requests, 2:] = results[:, 1:]
 
-        # A feed's owners lie at the same place whatever its tokens: only the rows count.
         self._graphs.run(("sample", len(feed.rows), mode), program)
 
     def _ticket(self, chunks: Sequence[Chunk]) -> Ticket:

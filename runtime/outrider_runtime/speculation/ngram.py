@@ -67,8 +67,11 @@ def continuations(
     texts: Tensor, slots: Tensor, lengths: Tensor, count: int, shortest: int, longest: int
 ) -> tuple[Tensor, Tensor]:
     """`count` tokens that may follow each text, [rows, count], and whether there was a match, [rows]."""
-    if not texts.is_cuda:
-        texts = texts[:, : int(lengths.max())]
+    if texts.is_cuda:
+        from outrider_runtime.kernels import ngram  # Triton, which a CPU does without
+
+        return ngram.continuations(texts, slots, lengths, count, shortest, longest)
+    texts = texts[:, : int(lengths.max())]
     tokens, lengths = texts[slots].long(), lengths.long()
     starts = match_suffixes(tokens, lengths, shortest, longest)
     # A continuation that reaches the end of the text goes on with itself: what repeats is repeated.
