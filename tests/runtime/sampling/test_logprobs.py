@@ -8,8 +8,8 @@ import torch
 from outrider_runtime.sampling.logprobs import logprobs
 
 
-@pytest.mark.parametrize("at_once", [1, 50, 1 << 23])
-@pytest.mark.parametrize("count", [0, 1, 5])
+@pytest.mark.parametrize("at_once", [50, 1 << 23])
+@pytest.mark.parametrize("count", [0, 5])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_drawn_and_the_likeliest_are_told(dtype, count, at_once, monkeypatch):
     monkeypatch.setattr("outrider_runtime.sampling.logprobs.LOGITS_AT_ONCE", at_once)

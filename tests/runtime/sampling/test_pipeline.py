@@ -1,4 +1,4 @@
-"""Sampling follows the distribution that penalties, temperature, top-k and top-p leave, row by row."""
+"""Sampling follows the distribution that all parameters of a request leave, row by row."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ def expected_distribution(logits: list[float], row: Row) -> list[float]:
     """One row, in plain Python, from the definitions."""
     params = row.params
     generated = [*row.tokens[row.prompt_length :], *row.drafted]
+    for token, bias in params.logit_bias:
+        logits[token] += bias
     for token in {*row.tokens, *row.drafted}:
         penalty = params.repetition_penalty
         logits[token] = logits[token] / penalty if logits[token] > 0 else logits[token] * penalty
@@ -32,6 +34,9 @@ def expected_distribution(logits: list[float], row: Row) -> list[float]:
     if len(generated) < params.min_tokens:
         for token in {*params.stop_token_ids, *(() if params.ignore_eos else EOS)}:
             logits[token] = -math.inf
+    for *begun, token in params.bad_words:
+        if generated[len(generated) - len(begun) :] == begun:
+            logits[token] = -math.inf
     weights = [math.exp(value / params.temperature) for value in logits]
     order = sorted(range(VOCAB), key=lambda token: -weights[token])
     if params.top_k:
@@ -39,7 +44,7 @@ def expected_distribution(logits: list[float], row: Row) -> list[float]:
     total = sum(weights[token] for token in order)
     kept, mass = [], 0.0
     for token in order:
-        if kept and mass / total >= params.top_p:
+        if kept and (mass / total >= params.top_p or weights[token] < params.min_p * weights[order[0]]):
             break
         kept.append(token)
         mass += weights[token]
@@ -55,6 +60,10 @@ CASES = {
     "top-p": replace(PLAIN, top_p=0.7),
     "top-p of next to nothing": replace(PLAIN, top_p=1e-9),
     "top-k, then top-p": replace(PLAIN, top_k=5, top_p=0.8, temperature=1.5),
+    "min-p": replace(PLAIN, min_p=0.3),
+    "top-p, then min-p": replace(PLAIN, top_p=0.95, min_p=0.2, temperature=2.0),
+    "bias": replace(PLAIN, logit_bias=((0, 2.0), (5, -1.5), (11, -100.0)), repetition_penalty=1.3),
+    "bad words": replace(PLAIN, bad_words=((9,), (1, 8, 3), (5, 8, 4), (8, 0), (7, 8, 5, 5, 1, 8, 2))),
     "penalties": replace(PLAIN, frequency_penalty=0.7, presence_penalty=-0.5, repetition_penalty=1.4),
     "penalties, then the rest": replace(PLAIN, frequency_penalty=0.9, top_k=6, top_p=0.9, temperature=0.8),
     "min_tokens": replace(PLAIN, min_tokens=9, stop_token_ids=(3, 4)),
@@ -95,6 +104,16 @@ def test_greedy_takes_the_likeliest_whatever_top_k_and_top_p_say():
     best = max(range(VOCAB), key=lambda token: LOGITS[token])
     for params in (GREEDY, replace(GREEDY, top_k=3), replace(GREEDY, top_p=0.1, seed=3)):
         assert sample(logits, [Row(params, 3, TEXT, 3)]).tolist() == [best]
+
+
+@pytest.mark.parametrize(
+    "params", [replace(PLAIN, top_k=2), replace(PLAIN, top_p=0.6), replace(PLAIN, top_p=0.0, top_k=3)]
+)
+def test_equals_stay_or_go_together(params):
+    """Whatever order a sort leaves them in: a device's, or a batch's."""
+    logits = torch.tensor([[0.0, 1.0, 0.0, 1.0, 1.0]]).expand(60, -1)
+    rows = [Row(params, seed, TEXT, 3) for seed in range(60)]
+    assert set(sample(logits, rows).tolist()) == {1, 3, 4}
 
 
 @pytest.mark.parametrize("temperature", [1e-5, 1e-9, 1e-300])
