@@ -182,7 +182,8 @@ class Generation:
 
     def _pause(self) -> None:
         self._sink = None
-        self._turn.set_result(None)
+        if not self._turn.done():  # cancelled, as the client has gone
+            self._turn.set_result(None)
 
     @property
     def usage(self) -> Usage:
