@@ -169,7 +169,8 @@ def _counters(device: torch.device) -> Tensor:
     return torch.zeros(MAX_COUNTERS, dtype=torch.int32, device=device)
 
 
-@triton.jit
+# Values of every kind come by, and a compilation each would gain nothing.
+@triton.jit(do_not_specialize=["requests", "tokens", "above", "most", "capacity", "table_stride", "longest"])
 def _list_work(
     query_starts: tl.tensor,
     context_lengths: tl.tensor,
@@ -201,7 +202,7 @@ def _list_work(
     first_rows = tl.load(query_starts + every, mask=every <= requests, other=0)
     behind = tl.load(query_starts + every + 1, mask=every < requests, other=tokens)
     queries = tl.where(every <= requests, behind - first_rows, 0)
-    contexts = tl.load(context_lengths + every, mask=every < requests, other=0)
+    contexts = tl.load(context_lengths + every, mask=every < requests, other=0).to(tl.int32)
     span = contexts  # the keys that a tile sees at most
     if WINDOW > 0:
         span = tl.minimum(span, WINDOW + TILE_QUERIES + KEYS)
@@ -254,7 +255,7 @@ def _list_work(
         tl.store(items + QUERIES * capacity + unused, tl.zeros([CHUNK], tl.int32), mask=unused < capacity)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["capacity"])
 def _attention(
     query: tl.tensor,
     keys: tl.tensor,
@@ -293,6 +294,8 @@ def _attention(
     while queries > 0:
         item = items + work // KV_HEADS
         kv_head = work % KV_HEADS
+        work += tl.num_programs(0)
+        following = tl.load(items + QUERIES * capacity + work // KV_HEADS, mask=work < capacity * KV_HEADS, other=0)
         first_row = tl.load(item + ROW * capacity)
         position = tl.load(item + POSITION * capacity)
         begin = tl.load(item + BEGIN * capacity)
@@ -327,7 +330,8 @@ def _attention(
             scale, ancestors is not None, True, KV_HEADS, DIM, DIM_PADDED, BLOCK_SIZE, WINDOW, KEYS,
         )  # fmt: skip
 
-        result = acc / tl.where(total > 0, total, 1.0)[:, None]
+        divisor = tl.where(total > 0, total, 1.0)  # a row that sees nothing is zeros
+        result = acc / divisor[:, None]
         target = out + token_head[:, None] * DIM + column[None, :]
         if MAX_SPLITS == 1:
             tl.store(target, result.to(out.dtype.element_ty), mask=filled)
@@ -339,7 +343,7 @@ def _attention(
                 split = tl.load(item + SPLIT * capacity)
                 part = token_head * MAX_SPLITS + split
                 tl.store(parts + part[:, None] * DIM + column[None, :], result, mask=filled)
-                tl.store(weights + part, tl.where(total > 0, top + tl.log2(total), float("-inf")), mask=live)
+                tl.store(weights + part, top + tl.log2(divisor), mask=live)
                 tl.debug_barrier()  # the whole program's stores come before its sign
                 counter = counters + tl.load(item + TILE * capacity) * KV_HEADS + kv_head
                 if tl.atomic_add(counter, 1, sem="acq_rel") == splits - 1:
@@ -348,8 +352,7 @@ def _attention(
                         out, parts, weights, first_row, queries, kv_head, splits,
                         SHARED, HEADS, DIM, DIM_PADDED, MAX_SPLITS,
                     )  # fmt: skip
-        work += tl.num_programs(0)
-        queries = tl.load(items + QUERIES * capacity + work // KV_HEADS, mask=work < capacity * KV_HEADS, other=0)
+        queries = following
     if OVERLAP:
         gdc_launch_dependents()
 
