@@ -1,6 +1,7 @@
 """The device's part of a step around the models: what the tokens are, and which of them stand.
 
-All of it is tensor arithmetic of fixed shapes without a look back from the host, so that CUDA graphs can hold it.
+All of it is of fixed shapes and without a look back from the host, so that CUDA graphs can hold it. On CUDA it is a
+few kernels (kernels/step.py); the torch beside each call says what they do, and does it elsewhere.
 """
 
 from __future__ import annotations
@@ -19,34 +20,115 @@ from outrider_runtime.sampling.table import SamplingTable, Settings
 
 def update_tables(state: DeviceState, feed: Feed) -> None:
     """Take note of the blocks that requests have got. Doing it twice does no harm."""
-    state.block_tables[feed.update_slots, feed.update_indices] = feed.update_blocks
+    if state.tokens.is_cuda:
+        from outrider_runtime.kernels import step
+
+        step.update_tables(state.block_tables, feed.update_slots, feed.update_indices, feed.update_blocks)
+    else:
+        state.block_tables[feed.update_slots, feed.update_indices] = feed.update_blocks
 
 
 def gather_batch(state: DeviceState, feed: Feed, cache: KVCache, shape: AttentionShape, *, small: bool) -> Batch:
     """The feed's tokens as a model takes them, drafts included. `small`: no request brings more than a few."""
-    slots, lengths = feed.slots, state.lengths[feed.slots]
-    starts = torch.where(feed.starts < 0, lengths - 1, feed.starts)
-    owners = feed.owners
+    if state.tokens.is_cuda:
+        from outrider_runtime.kernels import step
+
+        token_ids, positions, slots, contexts = step.gather(
+            state.tokens,
+            state.lengths,
+            state.block_tables,
+            feed.slots,
+            feed.starts,
+            feed.capacities,
+            feed.query_starts,
+            feed.owners,
+            block_size=cache.block_size,
+            nowhere=cache.nowhere,
+        )
+    else:
+        token_ids, positions, slots, contexts = gather(state, feed, cache)
+    plan = attention_plan(
+        feed.query_starts,
+        contexts,
+        feed.slots[:-1],
+        state.block_tables,
+        tokens=len(token_ids),
+        block_size=cache.block_size,
+        dim=cache.dim,
+        shape=shape,
+        small=small,
+    )
+    return Batch(token_ids, positions, slots, plan)
+
+
+def gather(state: DeviceState, feed: Feed, cache: KVCache) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Token ids, positions and KV slots, [T] each, and the contexts of the N requests, int32 all."""
+    starts = torch.where(feed.starts < 0, state.lengths[feed.slots] - 1, feed.starts)
+    owners, owning = feed.owners, feed.slots[feed.owners]
     offsets = torch.arange(len(owners), device=owners.device, dtype=torch.int32) - feed.query_starts[owners]
     positions = starts[owners] + offsets
-    owning = slots[owners]
-    counted = (feed.query_starts.diff() + starts[:-1]).to(torch.int32)
-    return Batch(
-        token_ids=state.tokens[owning, positions.clamp(max=state.width)],
-        positions=positions,
-        slots=kv_slots(state, cache, owning, positions, feed.capacities[owners]),
-        attention=attention_plan(
-            feed.query_starts,
-            counted,
-            slots[:-1],
-            state.block_tables,
-            tokens=len(owners),
-            block_size=cache.block_size,
-            dim=cache.dim,
-            shape=shape,
-            small=small,
-        ),
+    return (
+        state.tokens[owning, positions.clamp(max=state.width)],
+        positions,
+        kv_slots(state, cache, owning, positions, feed.capacities[owners]),
+        (feed.query_starts.diff() + starts[:-1]).to(torch.int32),
     )
+
+
+def tail_batch(
+    state: DeviceState, feed: Feed, cache: KVCache, shape: AttentionShape, ends: Tensor, count: int, turn: int
+) -> tuple[Batch, Tensor]:
+    """For the feed's first requests, whose texts stand up to `ends` [requests]: the last `count` tokens of each text
+    and its `turn` drafts. Also where those texts end. What the feed says drafts nothing leaves no KV."""
+    requests = len(ends)
+    slots, capacities, drafts = feed.slots[:requests], feed.capacities[:requests], feed.drafts[:requests]
+    if state.tokens.is_cuda:
+        from outrider_runtime.kernels import step
+
+        token_ids, positions, places, contexts = step.tails(
+            state.tokens,
+            ends,
+            state.block_tables,
+            slots,
+            capacities,
+            drafts,
+            count,
+            turn,
+            block_size=cache.block_size,
+            nowhere=cache.nowhere,
+        )
+    else:
+        token_ids, positions, places, contexts = tails(state, cache, slots, capacities, drafts, ends, count, turn)
+    plan = attention_plan(
+        torch.arange(0, (requests + 1) * count, count, device=ends.device, dtype=torch.int32),
+        contexts,
+        slots,
+        state.block_tables,
+        tokens=requests * count,
+        block_size=cache.block_size,
+        dim=cache.dim,
+        shape=shape,
+        small=True,
+    )
+    return Batch(token_ids, positions, places, plan), contexts
+
+
+def tails(
+    state: DeviceState,
+    cache: KVCache,
+    slots: Tensor,
+    capacities: Tensor,
+    drafts: Tensor,
+    ends: Tensor,
+    count: int,
+    turn: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    contexts = ends + turn
+    offsets = torch.arange(-count, 0, device=slots.device, dtype=torch.int32)
+    positions = (contexts.unsqueeze(1) + offsets).flatten()  # -1 where the text is a single token
+    owners, limits = slots.repeat_interleave(count), torch.where(drafts > 0, capacities, 0).repeat_interleave(count)
+    token_ids = state.tokens[owners, positions.clamp(0, state.width)]
+    return token_ids, positions, kv_slots(state, cache, owners, positions, limits), contexts
 
 
 def kv_slots(state: DeviceState, cache: KVCache, owners: Tensor, positions: Tensor, capacities: Tensor) -> Tensor:
@@ -57,16 +139,51 @@ def kv_slots(state: DeviceState, cache: KVCache, owners: Tensor, positions: Tens
     return torch.where((positions >= 0) & (positions < capacities), slots, cache.nowhere)
 
 
-def commit(state: DeviceState, feed: Feed, sampled: Tensor, width: int, stands: Tensor | None = None) -> Tensor:
+def place(state: DeviceState, slots: Tensor, first: Tensor, drafts: Tensor) -> None:
+    """Write drafts, [rows, k], behind the texts in `slots` [rows], from position `first` [rows] on."""
+    if state.tokens.is_cuda:
+        from outrider_runtime.kernels import step
+
+        step.place(state.tokens, slots, first, drafts)
+    else:
+        columns = first.unsqueeze(1) + torch.arange(drafts.shape[1], device=drafts.device, dtype=first.dtype)
+        state.tokens[slots.unsqueeze(1), columns.clamp(max=state.width)] = drafts.to(torch.int32)
+
+
+def commit(
+    state: DeviceState, feed: Feed, sampled: Tensor, meant: Tensor, results: Tensor, stands: Tensor | None = None
+) -> None:
     """Verification: append to each text the target's tokens as far as the drafts equal them, and the one behind.
 
-    `sampled` is [R], the target's token of each row; `width` is the longest draft. Returns [N, 1 + width + 1]: how
-    many tokens each request has got (0 where none was sampled), and the target's tokens. `stands`, [N + 1], replaces
-    the comparison by a given number of drafts (benchmarks only).
+    `sampled` is [R], the target's token of each row. `results`, [N, 3 + longest draft], become for each request: how
+    many tokens it has got (0 where none was sampled), what `meant` [N] says of its drafts, and the target's tokens.
+    `stands`, [N + 1], replaces the comparison by a given number of drafts (benchmarks only).
     """
-    turns = torch.arange(width + 1, device=sampled.device, dtype=torch.int32)
+    if state.tokens.is_cuda:
+        from outrider_runtime.kernels import step
+
+        step.commit(
+            state.tokens,
+            state.lengths,
+            feed.slots,
+            feed.drafts,
+            feed.capacities,
+            feed.first_rows,
+            sampled,
+            meant,
+            results,
+            stands,
+        )
+    else:
+        verify(state, feed, sampled, meant, results, stands)
+
+
+def verify(
+    state: DeviceState, feed: Feed, sampled: Tensor, meant: Tensor, results: Tensor, stands: Tensor | None
+) -> None:
+    turns = torch.arange(results.shape[1] - 2, device=sampled.device, dtype=torch.int32)
     rows = (feed.first_rows.clamp(min=0).unsqueeze(1) + turns).clamp(max=len(sampled) - 1)
-    target = sampled[rows].to(torch.int32)  # [N + 1, width + 1]
+    target = sampled[rows].to(torch.int32)  # [N + 1, 1 + longest draft]
     lengths = state.lengths[feed.slots]
     columns = (lengths.unsqueeze(1) + turns).clamp(max=state.width)
     drafts = state.tokens[feed.slots.unsqueeze(1), columns]
@@ -77,7 +194,7 @@ def commit(state: DeviceState, feed: Feed, sampled: Tensor, width: int, stands: 
     emitted = torch.where(feed.first_rows < 0, 0, accepted + 1)
     state.tokens[feed.slots.unsqueeze(1), torch.where(turns < emitted.unsqueeze(1), columns, state.width)] = target
     state.lengths[feed.slots] = torch.where(feed.slots == state.nobody, 1, lengths + emitted).clamp(max=state.width)
-    return torch.cat((emitted.unsqueeze(1), target), dim=1)[:-1]
+    results[:, 0], results[:, 1], results[:, 2:] = emitted[:-1], meant, target[:-1]
 
 
 def stands_by_lot(state: DeviceState, feed: Feed, table: SamplingTable, accepted_length: float) -> Tensor:

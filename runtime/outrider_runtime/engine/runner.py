@@ -100,7 +100,7 @@ class Runner:
         self._hidden = torch.zeros(tokens, target.config.hidden_size, dtype=target.dtype, device=device)
         self._positions = torch.zeros(tokens, dtype=torch.int32, device=device)
         self._results = torch.zeros(slots, 3 + self._longest_draft, dtype=torch.int32, device=device)
-        self._meant = torch.zeros(slots, dtype=torch.int32, device=device)
+        self._meant = torch.full((slots,), self._longest_draft, dtype=torch.int32, device=device)
         self._on_host = [torch.zeros_like(self._results, device="cpu", pin_memory=self._graphs.active) for _ in "ab"]
         # Benchmarks only: the mean number of tokens a step yields, whatever the drafts are.
         self.accepted_length: float | None = None
@@ -163,9 +163,7 @@ class Runner:
         def program() -> None:
             assert self.proposer is not None
             update_tables(self._state, feed)
-            meant = self.proposer.draft(feed, requests, length, mode)
-            self._meant.fill_(self._longest_draft)
-            if meant is not None:
+            if (meant := self.proposer.draft(feed, requests, length, mode)) is not None:
                 self._meant[:requests] = meant
 
         self._graphs.run(("draft", requests, length, mode), program)
@@ -192,10 +190,7 @@ class Runner:
             if self.accepted_length is not None:
                 stands = stands_by_lot(self._state, feed, self._table, self.accepted_length)
             requests = len(feed.slots) - 1
-            results = commit(self._state, feed, sampled, self._longest_draft, stands)
-            self._results[:requests, :1] = results[:, :1]
-            self._results[:requests, 1] = self._meant[:requests]
-            self._results[:requests, 2:] = results[:, 1:]
+            commit(self._state, feed, sampled, self._meant[:requests], self._results[:requests], stands)
 
         self._graphs.run(("sample", len(feed.rows), mode), program)
 

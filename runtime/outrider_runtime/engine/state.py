@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 
 
 class DeviceState:
@@ -32,8 +31,3 @@ class DeviceState:
         text = text.to(self.tokens.device, non_blocking=True)
         self.lengths[slot : slot + 1] = text[:1]
         self.tokens[slot, : len(tokens)] = text[1:]
-
-    def place(self, slots: Tensor, first: Tensor, drafts: Tensor) -> None:
-        """Write drafts, [rows, k], behind the texts in `slots` [rows], from position `first` [rows] on."""
-        columns = first.unsqueeze(1) + torch.arange(drafts.shape[1], device=drafts.device, dtype=first.dtype)
-        self.tokens[slots.unsqueeze(1), columns.clamp(max=self.width)] = drafts.to(torch.int32)

@@ -9,16 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import torch
 from torch import Tensor
 
-from outrider_runtime.engine.device_step import gather_batch, kv_slots
+from outrider_runtime.engine.device_step import gather_batch, place, tail_batch
 from outrider_runtime.engine.feed import Feed
 from outrider_runtime.engine.request import Request
 from outrider_runtime.engine.scheduler import Chunk
 from outrider_runtime.engine.state import DeviceState
 from outrider_runtime.kv.cache import KVCache
-from outrider_runtime.layers.batch import Batch, attention_plan
+from outrider_runtime.layers.batch import Batch
 from outrider_runtime.models.llama import LlamaForCausalLM
 from outrider_runtime.sampling.sampler import sample
 from outrider_runtime.sampling.table import Mode, SamplingTable
@@ -48,6 +47,7 @@ class DraftModel:
         self._cache = cache
         self._state = state
         self._table = table
+        self._target_vocab_size = vocab_size
         self._vocab_size = min(vocab_size, model.config.vocab_size)
         self._max_batched_tokens = max_batched_tokens
         self._max_model_len = max_model_len
@@ -82,13 +82,14 @@ class DraftModel:
         """Draw and feed back, one token a turn for all."""
         slots = feed.slots[:requests]
         ends = self._state.lengths[slots]
-        capacities = torch.where(feed.drafts[:requests] > 0, feed.capacities[:requests], 0)  # what pads writes nothing
+        shape = self._model.attention_shape
         for turn in range(length):
             tokens = REREAD if turn == 0 else 1
-            hidden = self._forward(self._batch(slots, ends + turn, capacities, tokens))
+            batch, contexts = tail_batch(self._state, feed, self._cache, shape, ends, tokens, turn)
+            hidden = self._forward(batch)
             logits = self._model.logits(hidden[tokens - 1 :: tokens])[:, : self._vocab_size]
-            drawn = sample(logits, slots, ends + turn, self._table, mode)
-            self._state.place(slots, ends + turn, drawn.unsqueeze(1))
+            drawn = sample(logits, slots, contexts, self._table, mode)
+            place(self._state, slots, contexts, drawn.unsqueeze(1))
 
     def observe(self, request: Request, end: int, drafted: int, accepted: int) -> None:
         """KV of drafts that were rejected does not count, and behind the last draft nothing was drafted."""
@@ -108,36 +109,8 @@ class DraftModel:
     def _repays(self, chunk: Chunk, behind: int) -> bool:
         return behind <= CATCH_UP_PER_TOKEN * chunk.request.room(self._max_model_len)
 
-    def _batch(self, slots: Tensor, ends: Tensor, capacities: Tensor, tokens: int) -> Batch:
-        """The last `tokens` tokens of each text, which ends at `ends`."""
-        requests = len(slots)
-        offsets = torch.arange(-tokens, 0, device=slots.device, dtype=torch.int32)
-        positions = (ends.unsqueeze(1) + offsets).flatten()  # -1 where the text is a single token
-        owners = slots.repeat_interleave(tokens, output_size=requests * tokens)
-        return Batch(
-            token_ids=self._state.tokens[owners, positions.clamp(0, self._state.width)],
-            positions=positions,
-            slots=kv_slots(
-                self._state,
-                self._cache,
-                owners,
-                positions,
-                capacities.repeat_interleave(tokens, output_size=requests * tokens),
-            ),
-            attention=attention_plan(
-                torch.arange(0, (requests + 1) * tokens, tokens, device=slots.device, dtype=torch.int32),
-                ends,
-                slots,
-                self._state.block_tables,
-                tokens=requests * tokens,
-                block_size=self._cache.block_size,
-                dim=self._cache.dim,
-                shape=self._model.attention_shape,
-                small=True,
-            ),
-        )
-
     def _forward(self, batch: Batch) -> Tensor:
-        known = batch.token_ids.clamp(max=self._model.config.vocab_size - 1)  # ids beyond are the target's padding
-        hidden: Tensor = self._model(replace(batch, token_ids=known), self._cache)
+        if self._vocab_size < self._target_vocab_size:  # ids beyond are the target's
+            batch = replace(batch, token_ids=batch.token_ids.clamp(max=self._model.config.vocab_size - 1))
+        hidden: Tensor = self._model(batch, self._cache)
         return hidden

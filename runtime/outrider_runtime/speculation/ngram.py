@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from outrider_runtime.engine.device_step import place
 from outrider_runtime.engine.feed import Feed
 from outrider_runtime.engine.request import Request
 from outrider_runtime.engine.scheduler import Chunk
@@ -56,7 +57,7 @@ class NGram:
         slots = feed.slots[:requests]
         ends = self._state.lengths[slots]
         drafts, found = continuations(self._state.tokens, slots, ends, length, self._shortest, self._longest)
-        self._state.place(slots, ends, drafts)
+        place(self._state, slots, ends, drafts)
         return torch.where(found, length, 0).to(torch.int32)
 
     def observe(self, request: Request, end: int, drafted: int, accepted: int) -> None:

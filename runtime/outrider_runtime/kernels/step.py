@@ -1,0 +1,341 @@
+"""The device's part of a step around the models, in a few launches: engine/device_step.py says what each must do.
+
+Indices are small and few, so nothing here is bound by anything but the launch itself.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+TOKENS = 128  # of a program of _gather
+
+
+def update_tables(block_tables: Tensor, slots: Tensor, indices: Tensor, blocks: Tensor) -> None:
+    """block_tables[slots, indices] = blocks; [updates] each."""
+    _update_tables[(triton.cdiv(len(slots), 256),)](
+        block_tables, block_tables.stride(0), slots, indices, blocks, len(slots), BLOCK=256
+    )
+
+
+def gather(
+    texts: Tensor,
+    lengths: Tensor,
+    block_tables: Tensor,
+    slots: Tensor,
+    starts: Tensor,
+    capacities: Tensor,
+    query_starts: Tensor,
+    owners: Tensor,
+    *,
+    block_size: int,
+    nowhere: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """A feed's token ids, positions and KV slots, [tokens] int32 each, and its requests' contexts, [requests]."""
+    tokens, requests = len(owners), len(slots) - 1
+    ids, positions, kv_slots = torch.empty(3, tokens, dtype=torch.int32, device=owners.device).unbind(0)
+    contexts = torch.empty(requests, dtype=torch.int32, device=owners.device)
+    _gather[(max(triton.cdiv(tokens, TOKENS), triton.cdiv(requests, TOKENS)),)](
+        texts,
+        texts.stride(0),
+        texts.shape[1] - 1,
+        lengths,
+        block_tables,
+        block_tables.stride(0),
+        block_tables.shape[1] - 1,
+        slots,
+        starts,
+        capacities,
+        query_starts,
+        owners,
+        ids,
+        positions,
+        kv_slots,
+        contexts,
+        tokens,
+        requests,
+        nowhere,
+        BLOCK_SIZE=block_size,
+        BLOCK=TOKENS,
+    )
+    return ids, positions, kv_slots, contexts
+
+
+def tails(
+    texts: Tensor,
+    ends: Tensor,
+    block_tables: Tensor,
+    slots: Tensor,
+    capacities: Tensor,
+    drafts: Tensor,
+    count: int,
+    turn: int,
+    *,
+    block_size: int,
+    nowhere: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The last `count` tokens of each text, `turn` tokens behind its `ends` [requests]: ids, positions and KV slots
+    [requests * count], and where each text ends then. Requests that draft nothing (`drafts`) have their KV nowhere."""
+    requests = len(ends)
+    ids, positions, kv_slots = torch.empty(3, requests * count, dtype=torch.int32, device=ends.device).unbind(0)
+    contexts = torch.empty(requests, dtype=torch.int32, device=ends.device)
+    _tails[(triton.cdiv(requests * count, TOKENS),)](
+        texts,
+        texts.stride(0),
+        texts.shape[1] - 1,
+        ends,
+        block_tables,
+        block_tables.stride(0),
+        block_tables.shape[1] - 1,
+        slots,
+        capacities,
+        drafts,
+        ids,
+        positions,
+        kv_slots,
+        contexts,
+        requests,
+        turn,
+        nowhere,
+        COUNT=count,
+        BLOCK_SIZE=block_size,
+        BLOCK=TOKENS,
+    )
+    return ids, positions, kv_slots, contexts
+
+
+def place(texts: Tensor, slots: Tensor, first: Tensor, drafts: Tensor) -> None:
+    """Write drafts, [rows, k] int32, into the texts in `slots` [rows], from position `first` [rows] on."""
+    rows, count = drafts.shape
+    _place[(triton.cdiv(rows * count, TOKENS),)](
+        texts, texts.stride(0), texts.shape[1] - 1, slots, first, drafts, drafts.stride(0), rows, count, BLOCK=TOKENS
+    )
+
+
+def commit(
+    texts: Tensor,
+    lengths: Tensor,
+    slots: Tensor,
+    drafts: Tensor,
+    capacities: Tensor,
+    first_rows: Tensor,
+    sampled: Tensor,
+    meant: Tensor,
+    results: Tensor,
+    stands: Tensor | None,
+) -> None:
+    """Verification; see device_step.commit. Changes texts, lengths and results, [requests, 3 + longest draft]."""
+    requests, width = len(results), results.shape[1] - 2
+    _commit[(requests,)](
+        texts,
+        texts.stride(0),
+        texts.shape[1] - 1,
+        lengths,
+        slots,
+        drafts,
+        capacities,
+        first_rows,
+        sampled,
+        len(sampled),
+        meant,
+        stands,
+        results,
+        WIDTH=width,
+        BLOCK=triton.next_power_of_2(width),
+        num_warps=1,
+    )
+
+
+@triton.jit
+def _update_tables(
+    block_tables: tl.tensor,
+    stride: tl.tensor,
+    slots: tl.tensor,
+    indices: tl.tensor,
+    blocks: tl.tensor,
+    count: tl.tensor,
+    BLOCK: tl.constexpr,
+) -> None:
+    update = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    there = update < count
+    slot = tl.load(slots + update, mask=there, other=0).to(tl.int64)
+    index = tl.load(indices + update, mask=there, other=0)
+    tl.store(block_tables + slot * stride + index, tl.load(blocks + update, mask=there, other=0), mask=there)
+
+
+@triton.jit
+def _place_of(
+    block_tables: tl.tensor,
+    stride: tl.tensor,
+    last_block: tl.tensor,
+    slot: tl.tensor,
+    position: tl.tensor,
+    capacity: tl.tensor,
+    nowhere: tl.tensor,
+    there: tl.tensor,
+    BLOCK_SIZE: tl.constexpr,
+) -> tl.tensor:
+    """The KV slot of a position."""
+    index = tl.minimum(tl.maximum(position, 0) // BLOCK_SIZE, last_block)
+    block = tl.load(block_tables + slot * stride + index, mask=there, other=0)
+    inside = (position >= 0) & (position < capacity)
+    return tl.where(inside, block * BLOCK_SIZE + tl.maximum(position, 0) % BLOCK_SIZE, nowhere)
+
+
+@triton.jit
+def _gather(
+    texts: tl.tensor,
+    text_stride: tl.tensor,
+    last_column: tl.tensor,
+    lengths: tl.tensor,
+    block_tables: tl.tensor,
+    table_stride: tl.tensor,
+    last_block: tl.tensor,
+    slots: tl.tensor,
+    starts: tl.tensor,
+    capacities: tl.tensor,
+    query_starts: tl.tensor,
+    owners: tl.tensor,
+    ids: tl.tensor,
+    positions: tl.tensor,
+    kv_slots: tl.tensor,
+    contexts: tl.tensor,
+    tokens: tl.tensor,
+    requests: tl.tensor,
+    nowhere: tl.tensor,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    token = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    there = token < tokens
+    owner = tl.load(owners + token, mask=there, other=0)
+    slot = tl.load(slots + owner, mask=there, other=0).to(tl.int64)
+    start = tl.load(starts + owner, mask=there, other=0)
+    start = tl.where(start < 0, tl.load(lengths + slot, mask=there, other=1) - 1, start)
+    position = start + token - tl.load(query_starts + owner, mask=there, other=0)
+    text = tl.load(texts + slot * text_stride + tl.minimum(position, last_column), mask=there, other=0)
+    capacity = tl.load(capacities + owner, mask=there, other=0)
+    place = _place_of(block_tables, table_stride, last_block, slot, position, capacity, nowhere, there, BLOCK_SIZE)
+    tl.store(ids + token, text, mask=there)
+    tl.store(positions + token, position, mask=there)
+    tl.store(kv_slots + token, place, mask=there)
+
+    request = token
+    real = request < requests
+    own = tl.load(slots + request, mask=real, other=0)
+    begin = tl.load(starts + request, mask=real, other=0)
+    begin = tl.where(begin < 0, tl.load(lengths + own, mask=real, other=1) - 1, begin)
+    queries = tl.load(query_starts + request + 1, mask=real, other=0) - tl.load(
+        query_starts + request, mask=real, other=0
+    )
+    tl.store(contexts + request, begin + queries, mask=real)
+
+
+@triton.jit
+def _tails(
+    texts: tl.tensor,
+    text_stride: tl.tensor,
+    last_column: tl.tensor,
+    ends: tl.tensor,
+    block_tables: tl.tensor,
+    table_stride: tl.tensor,
+    last_block: tl.tensor,
+    slots: tl.tensor,
+    capacities: tl.tensor,
+    drafts: tl.tensor,
+    ids: tl.tensor,
+    positions: tl.tensor,
+    kv_slots: tl.tensor,
+    contexts: tl.tensor,
+    requests: tl.tensor,
+    turn: tl.tensor,
+    nowhere: tl.tensor,
+    COUNT: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    token = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    request = token // COUNT
+    there = request < requests
+    slot = tl.load(slots + request, mask=there, other=0).to(tl.int64)
+    end = tl.load(ends + request, mask=there, other=1) + turn
+    position = end - COUNT + token % COUNT  # -1 where the text is a single token
+    column = tl.minimum(tl.maximum(position, 0), last_column)
+    text = tl.load(texts + slot * text_stride + column, mask=there, other=0)
+    capacity = tl.load(capacities + request, mask=there, other=0)
+    capacity = tl.where(tl.load(drafts + request, mask=there, other=0) > 0, capacity, 0)
+    place = _place_of(block_tables, table_stride, last_block, slot, position, capacity, nowhere, there, BLOCK_SIZE)
+    tl.store(ids + token, text, mask=there)
+    tl.store(positions + token, position, mask=there)
+    tl.store(kv_slots + token, place, mask=there)
+    tl.store(contexts + request, end, mask=there & (token % COUNT == 0))
+
+
+@triton.jit
+def _place(
+    texts: tl.tensor,
+    stride: tl.tensor,
+    last_column: tl.tensor,
+    slots: tl.tensor,
+    first: tl.tensor,
+    drafts: tl.tensor,
+    draft_stride: tl.tensor,
+    rows: tl.tensor,
+    count: tl.tensor,
+    BLOCK: tl.constexpr,
+) -> None:
+    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    row, turn = index // count, index % count
+    there = row < rows
+    slot = tl.load(slots + row, mask=there, other=0).to(tl.int64)
+    column = tl.minimum(tl.load(first + row, mask=there, other=0) + turn, last_column)
+    draft = tl.load(drafts + row * draft_stride + turn, mask=there, other=0)
+    tl.store(texts + slot * stride + column, draft, mask=there)
+
+
+@triton.jit
+def _commit(
+    texts: tl.tensor,
+    stride: tl.tensor,
+    last_column: tl.tensor,
+    lengths: tl.tensor,
+    slots: tl.tensor,
+    drafts: tl.tensor,
+    capacities: tl.tensor,
+    first_rows: tl.tensor,
+    sampled: tl.tensor,
+    rows: tl.tensor,
+    meant: tl.tensor,
+    stands: tl.tensor,
+    results: tl.tensor,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    request = tl.program_id(0)
+    slot = tl.load(slots + request).to(tl.int64)
+    first = tl.load(first_rows + request)
+    drafted = tl.load(drafts + request)
+    length = tl.load(lengths + slot)
+    turn = tl.arange(0, BLOCK)
+    there = turn < WIDTH
+    row = tl.minimum(tl.maximum(first, 0) + turn, rows - 1)
+    target = tl.load(sampled + row, mask=there, other=-1).to(tl.int32)
+    column = tl.minimum(length + turn, last_column)
+    draft = tl.load(texts + slot * stride + column, mask=there, other=-1)
+    if stands is None:
+        # the first draft that differs, or the first place without one
+        differs = (draft != target) | (turn >= drafted)
+        accepted = tl.min(tl.where(differs, turn, BLOCK))
+    else:
+        accepted = tl.load(stands + request).to(tl.int32)
+    accepted = tl.minimum(tl.minimum(accepted, drafted), tl.maximum(tl.load(capacities + request) - length, 0))
+    emitted = tl.where(first < 0, 0, accepted + 1)
+    tl.debug_barrier()  # all drafts are read before the first is written over
+    tl.store(texts + slot * stride + column, target, mask=turn < emitted)
+    tl.store(lengths + slot, tl.minimum(length + emitted, last_column))  # nobody's stays
+    line = results + request * (WIDTH + 2)
+    tl.store(line, emitted)
+    tl.store(line + 1, tl.load(meant + request))
+    tl.store(line + 2 + turn, target, mask=there)

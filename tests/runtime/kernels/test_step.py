@@ -1,0 +1,146 @@
+"""The few kernels around a step do what the torch in engine/device_step.py does, padding and all."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from outrider_runtime.engine import device_step
+from outrider_runtime.engine.feed import AT_THE_END, FeedBuffer, FeedShape, Share, shape_of
+from outrider_runtime.engine.state import DeviceState
+from outrider_runtime.kernels import step
+from outrider_runtime.kv.cache import KVCache
+from outrider_runtime.models.config import ModelConfig, model_config
+
+SLOTS, WIDTH, SIZE, LONGEST = 6, 40, 4, 3
+VOCAB = 3  # few, so that drafts stand
+
+
+def tiny() -> ModelConfig:
+    return model_config(
+        {
+            "architectures": ["LlamaForCausalLM"],
+            "vocab_size": VOCAB,
+            "hidden_size": 8,
+            "intermediate_size": 8,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 1,
+            "num_key_value_heads": 1,
+            "max_position_embeddings": 64,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 1e4,
+        }
+    )
+
+
+class Rig:
+    """A state of random texts and tables, twice alike, and a feed about some of them."""
+
+    def __init__(self, seed: int, *, padded: bool) -> None:
+        lots = random.Random(seed)
+        self.cache = KVCache(tiny(), 50, SIZE, torch.float32, "cpu")
+        self.states = [DeviceState(SLOTS, WIDTH, WIDTH // SIZE, "cpu") for _ in range(2)]
+        generator = torch.Generator().manual_seed(seed)
+        for name, most in (("tokens", VOCAB), ("lengths", WIDTH - 8), ("block_tables", 50)):
+            values = torch.randint(
+                1 if name == "lengths" else 0, most, getattr(self.states[0], name).shape, generator=generator
+            )
+            for state in self.states:
+                getattr(state, name).copy_(values)
+                state.lengths[state.nobody] = 1
+        shares = [self._share(lots, slot) for slot in lots.sample(range(SLOTS), lots.randint(1, SLOTS))]
+        updates = [(share.slot, index, lots.randrange(50)) for share in shares for index in range(lots.randint(0, 2))]
+        largest = FeedShape(SLOTS, 80, 30, 20)
+        shape = largest if padded else shape_of(shares, updates)
+        self.feed = FeedBuffer(largest, SLOTS, torch.device("cpu")).pack(shares, updates, shape)
+        self.sampled = torch.randint(0, VOCAB, (max(1, len(self.feed.rows)),), generator=generator, dtype=torch.int32)
+
+    def _share(self, lots: random.Random, slot: int) -> Share:
+        length = int(self.states[0].lengths[slot])
+        if lots.random() < 0.6:
+            capacity = length + lots.randint(0, 4)
+            return Share(slot, AT_THE_END, 1, lots.randint(0, LONGEST), capacity, samples=True)
+        start = lots.randrange(length)
+        return Share(slot, start, lots.randint(1, length - start), 0, length, samples=lots.random() < 0.5)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("seed", range(8))
+def test_tables_tokens_and_places_are_those_of_the_definition(seed, padded):
+    rig = Rig(seed, padded=padded)
+    ours, theirs = rig.states
+    device_step.update_tables(theirs, rig.feed)
+    step.update_tables(ours.block_tables, rig.feed.update_slots, rig.feed.update_indices, rig.feed.update_blocks)
+    assert torch.equal(ours.block_tables[:SLOTS], theirs.block_tables[:SLOTS])
+    found = step.gather(
+        ours.tokens,
+        ours.lengths,
+        ours.block_tables,
+        rig.feed.slots,
+        rig.feed.starts,
+        rig.feed.capacities,
+        rig.feed.query_starts,
+        rig.feed.owners,
+        block_size=SIZE,
+        nowhere=rig.cache.nowhere,
+    )
+    for one, other in zip(found, device_step.gather(theirs, rig.feed, rig.cache), strict=True):
+        assert one.tolist() == other.tolist()
+
+
+@pytest.mark.parametrize(("count", "turn"), [(2, 0), (1, 0), (1, 3)])
+@pytest.mark.parametrize("seed", range(4))
+def test_the_tails_of_texts_are_those_of_the_definition(seed, count, turn):
+    rig = Rig(seed, padded=True)
+    state, requests = rig.states[0], 4
+    feed = (rig.feed.slots[:requests], rig.feed.capacities[:requests], rig.feed.drafts[:requests])
+    ends = state.lengths[feed[0]]
+    ends[0] = 1
+    found = step.tails(
+        state.tokens, ends, state.block_tables, *feed, count, turn, block_size=SIZE, nowhere=rig.cache.nowhere
+    )
+    for one, other in zip(found, device_step.tails(state, rig.cache, *feed, ends, count, turn), strict=True):
+        assert one.tolist() == other.tolist()
+
+
+def test_drafts_are_placed_behind_texts_and_never_past_the_last_column():
+    ours, theirs = Rig(0, padded=True).states
+    slots = torch.tensor([2, 0, 5], dtype=torch.int32)
+    first = torch.tensor([7, WIDTH - 1, 0], dtype=torch.int32)
+    drafts = torch.tensor([[1, 2], [1, 2], [2, 1]], dtype=torch.int32)
+    device_step.place(theirs, slots, first, drafts)
+    step.place(ours.tokens, slots, first, drafts)
+    assert torch.equal(ours.tokens, theirs.tokens)
+
+
+@pytest.mark.parametrize("by_lot", [False, True])
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("seed", range(8))
+def test_the_same_drafts_stand_as_by_the_definition(seed, padded, by_lot):
+    rig = Rig(seed, padded=padded)
+    ours, theirs = rig.states
+    requests = len(rig.feed.slots) - 1
+    meant = torch.arange(requests, dtype=torch.int32)
+    stands = torch.arange(requests + 1, dtype=torch.int32) % (LONGEST + 1) if by_lot else None
+    results = [torch.zeros(requests, 3 + LONGEST, dtype=torch.int32) for _ in range(2)]
+    device_step.verify(theirs, rig.feed, rig.sampled, meant, results[0], stands)
+    step.commit(
+        ours.tokens,
+        ours.lengths,
+        rig.feed.slots,
+        rig.feed.drafts,
+        rig.feed.capacities,
+        rig.feed.first_rows,
+        rig.sampled,
+        meant,
+        results[1],
+        stands,
+    )
+    assert torch.equal(ours.lengths, theirs.lengths)
+    assert torch.equal(ours.tokens[:SLOTS, :WIDTH], theirs.tokens[:SLOTS, :WIDTH])
+    emitted = results[0][:, 0].tolist()
+    assert emitted == results[1][:, 0].tolist()
+    for row, count in enumerate(emitted):
+        assert results[0][row, 1 : 2 + count].tolist() == results[1][row, 1 : 2 + count].tolist()
