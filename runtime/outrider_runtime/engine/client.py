@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import signal
 import socket
 import subprocess
 import sys
@@ -61,6 +62,8 @@ class EngineProcess:
             code = self._child.wait(1)
         except subprocess.TimeoutExpired:
             return "closed its channel"
+        if code == -signal.SIGKILL:  # nobody else here sends it
+            return "was killed by signal 9, as the kernel does when the container's memory runs out"
         return f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
 
     def stop(self, timeout: float = 5.0) -> None:

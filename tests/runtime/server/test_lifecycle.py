@@ -14,6 +14,7 @@ import pytest
 import torch
 from tests.runtime.server.fake_engine import READY, EngineThread, FakeEngine
 
+from outrider_runtime import __main__, logs
 from outrider_runtime.config import EngineConfig, ServerConfig, SourceConfig
 from outrider_runtime.engine.messages import Crashed, Progress, Ready, Refused
 from outrider_runtime.errors import EngineDead, Refusal
@@ -169,3 +170,23 @@ async def test_a_folder_without_tokenizer_is_refused(running, tmp_path):
     running.thread.send(replace(READY, tokenizer_path=str(tmp_path)))
     with pytest.raises(Refusal, match="UnsupportedModel"):
         await running.ended()
+
+
+@pytest.mark.parametrize(
+    ("fault", "exit_code", "words"),
+    [
+        (EngineDead("ran out in a step", "OutOfMemory"), 70, "OutOfMemory: ran out in a step\n"),
+        (EngineDead("was killed by signal 9"), 1, "was killed by signal 9\n"),
+        (Refusal("DoesNotFit", "too large"), 71, "DoesNotFit: too large\n"),
+    ],
+)
+def test_the_programs_last_words_and_exit_code_say_why(tmp_path, monkeypatch, fault, exit_code, words):
+    def fail(parsed):
+        raise fault
+
+    monkeypatch.setitem(__main__._COMMANDS, "serve", fail)
+    monkeypatch.setattr(logs, "set_up", lambda: None)
+    last_words = tmp_path / "termination"
+    last_words.touch()
+    assert __main__.main(["serve", "--model", "tiny", "--termination-log", str(last_words)]) == exit_code
+    assert last_words.read_text() == words

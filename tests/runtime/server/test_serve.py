@@ -117,6 +117,7 @@ def test_an_engine_killed_in_mid_stream_leaves_an_error_event_and_a_failed_proce
         with pytest.raises(openai.APIError, match="killed by signal 9"):
             list(stream)
         assert server.ended() == 1
+        assert "killed by signal 9" in server.termination_log.read_text()
 
 
 def test_the_engine_never_outlives_the_server(tmp_path, tiny_model_dir):
