@@ -66,6 +66,20 @@ def test_with_build_env_runs_its_command_without_secrets() -> None:
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "a b\n"
 
 
+def test_a_build_of_nothing_is_refused_before_anything_is_installed() -> None:
+    refusal = subprocess.run([ROOT / "hack/image/build.sh", "--no-cache"], capture_output=True, text=True, check=False)
+    assert (refusal.returncode, refusal.stderr) == (2, "which image? operator, runtime or both\n")
+
+
+def test_the_code_is_the_last_step_of_both_images() -> None:
+    """Whatever came after it would be made anew with every change of code."""
+    stages = re.split(r"^FROM .*$", (ROOT / "Dockerfile").read_text(), flags=re.MULTILINE)
+    last = [stage.split("\n# ---")[0].strip().splitlines()[-1] for stage in stages[-2:]]
+    assert last == [
+        f"COPY --chmod=0755 {name}/outrider_{name} /opt/outrider/outrider_{name}" for name in ("operator", "runtime")
+    ]
+
+
 @pytest.mark.parametrize("path", ["Dockerfile", *(f"hack/image/{p.name}" for p in (ROOT / "hack/image").iterdir())])
 def test_no_registry_host_is_written_down(path: str) -> None:
     assert not re.search(r"https?://", (ROOT / path).read_text())
