@@ -58,8 +58,8 @@ def test_a_lock_deleted_by_its_holder_is_still_one_at_a_time(tmp_path: Path) -> 
             with locks.hold(path):
                 inside.append(1)
                 most.append(len(inside))
-                path.unlink()
                 inside.pop()
+                path.unlink()  # gives it up: from here on the next one may be in
 
     threads = [threading.Thread(target=take) for _ in range(3)]
     for thread in threads:
