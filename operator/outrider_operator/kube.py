@@ -1,7 +1,7 @@
 """The API server as the operator uses it, and the only file that imports a Kubernetes client.
 
-`Kube` is the seam: tests wrap or replace it to inject faults. The client library logs in and keeps connections;
-bodies stay plain dicts, since its models refuse or drop fields they do not know and cost more than the request.
+`Kube` is the seam: tests wrap or replace it to inject faults. The client library reads kubeconfigs and logs in; bodies
+stay plain dicts, since its models refuse or drop fields they do not know and cost more than the request.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from urllib.request import getproxies
 
 import aiohttp
 from kubernetes.aio import config as kubeconfig
-from kubernetes.aio.client import ApiClient, Configuration
+from kubernetes.aio.client import Configuration
+from kubernetes.aio.client.rest import RESTClientObject
 
 from outrider_operator import labels
 from outrider_operator.errors import Conflict, NotFound, OutriderError, Rejected, Unavailable
@@ -109,16 +110,15 @@ class Client:
         connections: int = 32,
         observer: Observer | None = None,
     ) -> None:
-        configuration.connection_pool_maxsize = connections
-        # looking for proxies costs two hops to a thread for each request, so it is done only where there are any
-        configuration.client_session_kwargs = {"trust_env": bool(getproxies())}
-        self._configuration = configuration
-        self._api = ApiClient(configuration)
+        self._configuration, self._connections = configuration, connections
+        self._ssl = RESTClientObject(configuration).ssl_context
         self._timeout = aiohttp.ClientTimeout(total=timeout)
         self._observer = observer or (lambda verb, kind, status, seconds: None)
+        self._session: aiohttp.ClientSession | None = None
 
     async def close(self) -> None:
-        await self._api.close()
+        if self._session:
+            await self._session.close()
 
     async def credentials(self) -> Credentials:
         configuration = self._configuration
@@ -191,17 +191,19 @@ class Client:
     ) -> dict[str, Any]:
         url = self._configuration.host + path + (f"?{urlencode(query)}" if query else "")
         method, content_type = _METHODS[verb]
-        headers = {"Content-Type": content_type, "Accept": _JSON}
+        # to pack and unpack long answers costs both sides more than to send them
+        headers = {"Content-Type": content_type, "Accept": _JSON, "Accept-Encoding": "identity"}
+        sent = None if body is None else json.dumps(body)
         started, outcome = monotonic(), "error"
         try:
             if authorization := await self._authorization():
                 headers["Authorization"] = authorization
-            response = await self._api.rest_client.request(
-                method, url, headers=headers, body=body, _request_timeout=self._timeout
-            )
-            data = await response.read()
+            async with self._connected().request(
+                method, url, headers=headers, data=sent, server_hostname=self._configuration.tls_server_name
+            ) as response:
+                data = await response.read()
             outcome = str(response.status)
-            answer = json.loads(data) if response.status < 300 else data
+            answer = json.loads(data) if response.status < 300 else {}
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
             raise Unavailable(f"{verb} {kind}: {type(error).__name__}: {error}") from error
         finally:
@@ -209,6 +211,18 @@ class Client:
         if response.status >= 300:
             raise failure(verb, f"{verb} {kind} {path}", response.status, data, response.headers.get("Retry-After"))
         return dict(answer)
+
+    def _connected(self) -> aiohttp.ClientSession:
+        if self._session is None:  # not before there is a loop
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=self._connections, ssl=self._ssl),
+                timeout=self._timeout,
+                cookie_jar=aiohttp.DummyCookieJar(),
+                proxy=self._configuration.proxy,
+                # looking for proxies costs two hops to a thread for each request: done only where there are any
+                trust_env=bool(getproxies()),
+            )
+        return self._session
 
     async def _authorization(self) -> str:
         configuration = self._configuration
