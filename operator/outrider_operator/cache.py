@@ -73,6 +73,9 @@ class Cache:
 
     def put(self, body: Mapping[str, Any]) -> frozenset[Key]:
         """Take in an object as it is now; the models that have something new to look at are returned."""
+        known = self.get(body["kind"], _key(body))
+        if known and known.version >= _version(body):
+            return frozenset()  # most frames say what the answer to our own write has said already
         return self._put(pack(body))
 
     def remove(self, body: Mapping[str, Any]) -> frozenset[Key]:
@@ -155,8 +158,7 @@ _BULKY = frozenset({"kubectl.kubernetes.io/last-applied-configuration", "deploym
 
 def pack(body: Mapping[str, Any]) -> Entry:
     """Cut an object to what decisions read."""
-    kind, metadata = body["kind"], body["metadata"]
-    key = Key(metadata["namespace"], metadata["name"])
+    kind, metadata, key = body["kind"], body["metadata"], _key(body)
     kept: dict[str, Any] = {"apiVersion": body["apiVersion"], "kind": kind, "metadata": _metadata(metadata)}
     if kind == "Pod":
         kept["status"] = _pod_status(body.get("status", {}))
@@ -169,7 +171,15 @@ def pack(body: Mapping[str, Any]) -> Entry:
     )
     packed = json.dumps(kept, separators=(",", ":"), ensure_ascii=False)
     controller = next((str(o["uid"]) for o in metadata.get("ownerReferences", ()) if o.get("controller")), "")
-    return Entry(kind, key, metadata["uid"], int(metadata["resourceVersion"]), model, controller, packed)
+    return Entry(kind, key, metadata["uid"], _version(body), model, controller, packed)
+
+
+def _key(body: Mapping[str, Any]) -> Key:
+    return Key(body["metadata"]["namespace"], body["metadata"]["name"])
+
+
+def _version(body: Mapping[str, Any]) -> int:
+    return int(body["metadata"]["resourceVersion"])
 
 
 def _metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
