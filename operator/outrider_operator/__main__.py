@@ -4,6 +4,7 @@ and an exit code that says how it ended."""
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import signal
 import sys
@@ -15,6 +16,8 @@ from outrider_operator import logs, program
 from outrider_operator.errors import OutriderError
 from outrider_operator.settings import Settings
 
+GARBAGE = 10_000  # new objects after which cycles are looked for
+
 
 def main(arguments: list[str] | None = None) -> int:
     """0 after SIGTERM or SIGINT, 1 when it could not go on (Kubernetes starts it anew), 2 for wrong settings."""
@@ -24,6 +27,10 @@ def main(arguments: list[str] | None = None) -> int:
         sys.stderr.write(f"outrider-operator: {error}\n")
         return 2
     logs.set_up(settings.log_format, settings.log_level)
+    # a thousand objects at a time make next to no cycles: looking for them as often as by default, and through
+    # all modules, takes a tenth of the CPU
+    gc.freeze()
+    gc.set_threshold(GARBAGE)
     try:
         asyncio.run(_run(settings))
     except OutriderError as error:
