@@ -14,14 +14,15 @@ from outrider_operator.errors import NotFound, Rejected, Unavailable
 from outrider_operator.kube import Kube
 from outrider_operator.observe import Model
 from outrider_operator.ownership import foreign_owner, of_predecessor
+from outrider_operator.writes import Writes
 
 log = logging.getLogger(__name__)
 Rendered = Mapping[str, Any]
 
 
 class Applier:
-    def __init__(self, kube: Kube, cache: Cache) -> None:
-        self._kube, self._cache = kube, cache
+    def __init__(self, kube: Kube, cache: Cache, writes: Writes) -> None:
+        self._kube, self._cache, self._writes = kube, cache, writes
         # the hash last sent for each child, and the version the server made of it: while that version stands the
         # child is as we left it, even where an admission webhook has its own mind about it
         self._sent: dict[tuple[str, Key], tuple[str, int]] = {}
@@ -107,15 +108,14 @@ class Applier:
         # the uid makes it a change of that very object: one that took its name meanwhile is not touched
         body = {**child, "metadata": {**child["metadata"], "uid": live.uid}} if live else child
         try:
-            answer = await self._kube.apply(body)
+            answer = await self._writes.apply(body)
         except Rejected:
             if live is None or _hash(live.body) != _hash(child):
                 raise
             # somebody changed the key of a list item we own: our own beside it may be one too many, such as two
             # ports of one name, and apply cannot remove what is theirs
-            await self._kube.overwrite({part: value for part, value in body.items() if part != "status"})
-            answer = await self._kube.apply(body)
-        self._cache.put(answer)
+            await self._writes.overwrite({part: value for part, value in body.items() if part != "status"})
+            answer = await self._writes.apply(body)
         metadata = answer["metadata"]
         place = (str(answer["kind"]), Key(metadata["namespace"], metadata["name"]))
         self._sent[place] = (_hash(child), int(metadata["resourceVersion"]))

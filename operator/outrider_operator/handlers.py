@@ -18,21 +18,23 @@ from outrider_operator.kinds import MODEL, Kind
 from outrider_operator.kube import Credentials
 from outrider_operator.listing import Lister
 from outrider_operator.queue import Queue
+from outrider_operator.writes import Writes
 
 
 class Frames:
     """Takes in what the watches say."""
 
-    def __init__(self, cache: Cache, queue: Queue, lister: Lister) -> None:
-        self._cache, self._queue, self._lister = cache, queue, lister
+    def __init__(self, cache: Cache, queue: Queue, lister: Lister, writes: Writes) -> None:
+        self._cache, self._queue, self._lister, self._writes = cache, queue, lister, writes
 
     def take(self, kind: str, change: str | None, body: Mapping[str, Any]) -> None:
         """`change` is ADDED, MODIFIED or DELETED, or None for an object of the first list."""
         if change is not None:
             self._lister.heard(kind)
         models = self._cache.remove(body) if change == "DELETED" else self._cache.put(body)
-        for key in models:
-            if kind == MODEL or self._cache.get(MODEL, key):
+        models = frozenset(key for key in models if kind == MODEL or self._cache.get(MODEL, key))
+        if models and not self._writes.is_awaited(body, models):
+            for key in models:
                 self._queue.add(key)
 
 

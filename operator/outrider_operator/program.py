@@ -29,6 +29,7 @@ from outrider_operator.rounds import Rounds
 from outrider_operator.secret import Tokens
 from outrider_operator.settings import Settings
 from outrider_operator.telling import Teller
+from outrider_operator.writes import Writes
 
 log = logging.getLogger(__name__)
 STUCK = 120.0  # seconds after which work on one object counts as stuck; requests time out far sooner
@@ -97,9 +98,10 @@ class Operator:
         settings, cache, queue = self._settings, self._cache, self._queue
         lister = Lister(kube, cache, queue, self._kinds, settings.namespaces, settings.relist_seconds)
         self._checks["watches"] = lister.trouble
-        frames = handlers.Frames(cache, queue, lister)
+        writes = Writes(kube, cache, queue)
+        frames = handlers.Frames(cache, queue, lister, writes)
         watches = handlers.Watches(self._kinds, frames, client.credentials, settings.namespaces, watching)
-        async with self._servers(), self._reconciler(kube) as reconciler:
+        async with self._servers(), self._reconciler(kube, writes) as reconciler:
             # lists come first: nothing is decided before all is known
             if not await self._went_well(lister.first()):
                 return
@@ -114,7 +116,7 @@ class Operator:
         await asyncio.wait([self._tasks["watches"]], timeout=GRACE)
 
     @asynccontextmanager
-    async def _reconciler(self, kube: Kube) -> AsyncIterator[Reconciler]:
+    async def _reconciler(self, kube: Kube, writes: Writes) -> AsyncIterator[Reconciler]:
         settings = self._settings
         connector = aiohttp.TCPConnector(limit=settings.measure_concurrency)
         async with aiohttp.ClientSession(connector=connector) as session:
@@ -142,7 +144,7 @@ class Operator:
             )
             parts = (rounds, tokens, teller, publisher, self._metrics, defaults)
             try:
-                yield Reconciler(kube, self._cache, self._queue, *parts)
+                yield Reconciler(kube, self._cache, self._queue, writes, *parts)
             finally:
                 await rounds.close()
 

@@ -28,6 +28,7 @@ from outrider_operator.rounds import Rounds
 from outrider_operator.secret import Tokens
 from outrider_operator.status import differs, status
 from outrider_operator.telling import Teller
+from outrider_operator.writes import Writes
 
 log = logging.getLogger(__name__)
 TRIES = 3  # of an apply that the server answers with 500 before status says so
@@ -39,6 +40,7 @@ class Reconciler:
         kube: Kube,
         cache: Cache,
         queue: Queue,
+        writes: Writes,
         rounds: Rounds,
         tokens: Tokens,
         teller: Teller,
@@ -48,10 +50,10 @@ class Reconciler:
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
-        self._kube, self._cache, self._queue, self._rounds = kube, cache, queue, rounds
+        self._cache, self._queue, self._writes, self._rounds = cache, queue, writes, rounds
         self._tokens, self._teller, self._publisher, self._metrics = tokens, teller, publisher, metrics
         self._defaults, self._clock, self._wall = defaults, clock, wall
-        self._applier = Applier(kube, cache)
+        self._applier = Applier(kube, cache, writes)
         self._apply_errors: dict[Key, str] = {}
         self._status_written: dict[Key, float] = {}
 
@@ -178,12 +180,11 @@ class Reconciler:
             return
         metadata = {"namespace": model.namespace, "name": model.name, "uid": model.uid}
         try:
-            answer = await self._kube.apply_status(
+            await self._writes.apply_status(
                 {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "status": wanted}
             )
         except NotFound:
             return  # deleted meanwhile; the watch will say so
-        self._cache.put(answer)
         self._status_written[Key(model.namespace, model.name)] = self._clock()
 
     def _forget(self, key: Key) -> None:

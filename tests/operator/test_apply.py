@@ -9,7 +9,9 @@ from outrider_operator.apply import Applier
 from outrider_operator.cache import Cache, Key
 from outrider_operator.errors import Conflict, Unavailable
 from outrider_operator.observe import Model
+from outrider_operator.queue import Queue
 from outrider_operator.render.meta import metadata, sealed
+from outrider_operator.writes import Writes
 
 MODEL = Model(namespace="team", name="llama", uid="u1", generation=1, spec=None)
 
@@ -37,7 +39,7 @@ def cache() -> Cache:
 
 @pytest.fixture
 def applier(kube: FakeKube, cache: Cache) -> Applier:
-    return Applier(kube, cache)
+    return Applier(kube, cache, Writes(kube, cache, Queue()))
 
 
 async def test_a_missing_child_is_sent_and_a_child_in_step_is_not(kube: FakeKube, applier: Applier) -> None:
