@@ -82,7 +82,7 @@ def plan(observed: Observed, defaults: Defaults) -> Plan:
         return Plan()  # garbage collection takes the children; applying them again would only get in its way
     decided = _decided(observed, defaults)
     told = transitions(observed.model.status, status(observed, decided))
-    return replace(decided, events=decided.events + tuple(Event(reason, message) for reason, message in told))
+    return replace(decided, events=(*(Event(reason, message) for reason, message in told), *decided.events))
 
 
 def _decided(observed: Observed, defaults: Defaults) -> Plan:

@@ -40,14 +40,14 @@ def ramp(low: float = 2.0, high: float = 18.0, seconds: float = 2700.0) -> Load:
 
 
 def spike(
-    low: float = 4.0, high: float = 9.0, every: float = 600.0, lasting: float = 60.0, seconds: float = 2700.0
+    low: float = 4.0, high: float = 11.0, every: float = 600.0, lasting: float = 60.0, seconds: float = 2700.0
 ) -> Load:
     """Spikes that are over before a replica would have started."""
     return Load("spike", seconds, high, lambda now: high if now % every >= every - lasting else low)
 
 
-def diurnal(low: float = 2.0, high: float = 18.0, seconds: float = 3600.0) -> Load:
-    """A day in an hour."""
+def diurnal(low: float = 2.0, high: float = 34.0, seconds: float = 3600.0) -> Load:
+    """A day in an hour, whose noon needs all that eight replicas of the default pod can do."""
     middle, swing = (low + high) / 2, (high - low) / 2
     return Load("diurnal", seconds, high, lambda now: middle - swing * math.cos(2 * math.pi * now / seconds))
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import NamedTuple
 
 from tests.fleet.drivers import EVERY, Driver
 from tests.fleet.loads import Load
@@ -16,13 +17,18 @@ PACE = 1 / 12  # seconds a token beyond which it is no longer either
 WARM = 120.0  # seconds of the first level of the load before anything is counted
 
 
-Moment = tuple[float, int, int, str]  # seconds, replicas, ready ones, state of speculation
+class Moment(NamedTuple):
+    """How it stood after a look."""
+
+    now: float
+    replicas: int  # asked for
+    ready: int
+    in_flight: int
+    state: str  # of speculation
 
 
 @dataclass
 class Result:
-    """`moments` are how it stood after each look."""
-
     load: Load
     requests: list[Request]
     moments: list[Moment] = field(default_factory=list)
@@ -48,18 +54,44 @@ class Result:
     @property
     def toggles(self) -> list[float]:
         """When speculation turned."""
-        return [now for (_, _, _, before), (now, _, _, after) in self._steps() if before != after]
+        return [after.now for before, after in pairwise(self.moments) if before.state != after.state]
 
     @property
-    def scale_steps(self) -> list[tuple[float, int, int]]:
-        """When the number of replicas changed, from what to what."""
-        return [(now, before, after) for (_, before, _, _), (now, after, _, _) in self._steps() if before != after]
+    def scale_steps(self) -> list[tuple[Moment, Moment]]:
+        """Before and after each change of the number of replicas."""
+        return [(before, after) for before, after in pairwise(self.moments) if before.replicas != after.replicas]
 
     def seconds_in(self, state: str) -> float:
-        return EVERY * sum(each == state for _, _, _, each in self.moments)
+        return EVERY * sum(each.state == state for each in self.moments)
 
-    def _steps(self) -> Iterator[tuple[Moment, Moment]]:
-        return pairwise(self.moments)
+    # -- what must not happen
+
+    def oscillations(self, window: float) -> list[float]:
+        """Turns of speculation that come sooner after the one before than its stabilization window."""
+        return [later for earlier, later in pairwise(self.toggles) if later - earlier < window]
+
+    def runaways(self, target: int) -> list[float]:
+        """Steps up beyond what the requests in flight asked for: capacity to come that was not counted as such."""
+        return [
+            after.now
+            for before, after in self.scale_steps
+            if after.replicas > before.replicas
+            and after.replicas > math.ceil(max(m.in_flight for m in self._since(after.now - 60, after.now)) / target)
+        ]
+
+    def resaturations(self, within: float = 120.0) -> list[float]:
+        """Steps down that were followed by saturation though no more was asked than in the minutes before."""
+        found = []
+        for before, after in self.scale_steps:
+            then = [turned for turned in self.toggles if after.now < turned <= after.now + within]
+            if after.replicas < before.replicas and before.state == "Active" and then:
+                earlier = max(self.load.rate(after.now - 5 * n) for n in range(60))
+                if self.load.rate(then[0] - 30) <= earlier:
+                    found.append(after.now)
+        return found
+
+    def _since(self, start: float, end: float) -> list[Moment]:
+        return [moment for moment in self.moments if start <= moment.now <= end]
 
 
 def run(load: Load, driver: Driver, starts_in: float = 90.0, room: int = 1000, seed: int = 0) -> Result:
@@ -76,8 +108,9 @@ def run(load: Load, driver: Driver, starts_in: float = 90.0, room: int = 1000, s
     while service.now < load.seconds:
         service.advance(service.now + EVERY)
         replicas, state = driver.look(service)
+        in_flight = sum(pod.running + pod.waiting for pod in service.ready.values())
+        result.moments.append(Moment(service.now, replicas, len(service.ready), in_flight, state))
         service.scale(replicas)
-        result.moments.append((service.now, replicas, len(service.ready), state))
     service.advance(service.now + 60)
     result.pod_seconds = service.pod_seconds
     return result

@@ -9,8 +9,10 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from outrider_operator import labels
+from outrider_operator.api.reasons import SpeculationState
 from outrider_operator.api.v1alpha1 import SpeculativeModelSpec
 from outrider_operator.fleet.history import remember, window
+from outrider_operator.fleet.policy import Policy
 from outrider_operator.fleet.samples import Answer, Counters, Fleet, Sample
 from outrider_operator.observe import Child, Model, Observed, Pod
 from outrider_operator.plan import Defaults, Plan, plan
@@ -99,6 +101,7 @@ class Did:
     rejected: float = 0.0
     answered: bool = True
     acceptance: float = 0.6
+    drafting: bool = True
     fields: Mapping[str, Any] = field(default_factory=dict)  # of its answer
 
 
@@ -114,14 +117,15 @@ def samples(periods: Sequence[Did | float | None], start: float = 0.0, first: bo
 
 
 def counted(total: Counters, did: Did, seconds: float = 5.0) -> Counters:
-    drafts = did.running * 10
+    steps = did.running * 10
+    drafts = steps if did.drafting else 0.0
     return Counters(
         running_request_seconds=total.running_request_seconds + did.running * seconds,
         waiting_request_seconds=total.waiting_request_seconds + did.waiting * seconds,
         drafts=total.drafts + drafts,
         draft_tokens=total.draft_tokens + 4 * drafts,
         accepted_tokens=total.accepted_tokens + 4 * drafts * did.acceptance,
-        generated_tokens=total.generated_tokens + drafts * (1 + 4 * did.acceptance),
+        generated_tokens=total.generated_tokens + steps + 4 * drafts * did.acceptance,
         rejected_requests=total.rejected_requests + did.rejected,
         uptime_seconds=total.uptime_seconds + seconds,
     )
@@ -141,7 +145,7 @@ def child(rendered: Mapping[str, Any], **live: Any) -> Child:
 @dataclass
 class Cluster:
     """One model in a cluster where plans take effect: a plan's children exist at once, pods start in `starts_in`
-    seconds, and every five seconds pods carry `load` requests, spread evenly."""
+    seconds, and every five seconds pods carry `load` requests, spread evenly, and draft while they are told to."""
 
     model: Model
     starts_in: float = 20.0
@@ -151,6 +155,9 @@ class Cluster:
     children: dict[str, Child] = field(default_factory=dict)
     pods: dict[str, tuple[Pod, float]] = field(default_factory=dict)  # and when it was created
     totals: dict[str, Counters] = field(default_factory=dict)
+    acceptance: float = 0.6
+    break_even: int | None = None  # what pods measured
+    told: dict[str, Policy | None] = field(default_factory=dict)  # by pod
     fleet: Fleet = field(default_factory=Fleet)
     plans: list[tuple[float, Plan]] = field(default_factory=list)
     made: int = 0
@@ -173,6 +180,7 @@ class Cluster:
             self.children = {c["kind"]: child(c, **self._live(c)) for c in planned.children}
         self.model = replace(self.model, status=status(seen, planned))
         self.plans.append((self.now, planned))
+        self.told = {name: planned.policy_of(name) for name in self.pods}
         return planned
 
     def run(self, seconds: float, load: float = 0.0, silent: Sequence[str] = ()) -> None:
@@ -183,10 +191,20 @@ class Cluster:
             ready = [each.name for each, _ in self.pods.values() if each.ready]
             read = {}
             for name in ready:
-                did = Did(running=load / len(ready), answered=name not in silent)
+                did = self._did(name, load / len(ready), name not in silent)
                 self.totals[name] = counted(self.totals.get(name, Counters(0, 0, 0, 0, 0, 0, 0, 0)), did)
                 read[name] = sample(self.now, self.totals[name], did)
             self.measured(read)
+
+    def _did(self, name: str, running: float, answered: bool) -> Did:
+        policy = self.told.get(name)
+        drafting = policy is None or policy.state == SpeculationState.ACTIVE
+        fields = {
+            "revision": policy.revision if policy else "",
+            "tokens": 4.0 if drafting else 0.0,
+            "break_even_concurrency": self.break_even,
+        }
+        return Did(running, answered=answered, acceptance=self.acceptance, drafting=drafting, fields=fields)
 
     def measured(self, read: Mapping[str, Sample]) -> Plan:
         """A round of reading the ready pods, and what is planned on it."""
