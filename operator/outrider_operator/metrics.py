@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from outrider_operator.api.reasons import Reason
 from outrider_operator.cache import Cache
 from outrider_operator.kinds import MODEL
 from outrider_operator.queue import Queue
@@ -59,19 +62,44 @@ class _Models(Collector):
         self._cache = cache
 
     def collect(self) -> Iterator[Metric]:
-        names = ["namespace", "name"]
-        ready = GaugeMetricFamily("outrider_model_ready", "1 when condition Ready is True.", labels=names)
-        replicas = GaugeMetricFamily("outrider_model_replicas", "Pods, by state.", labels=[*names, "state"])
-        speculation = GaugeMetricFamily(
-            "outrider_model_speculation", "1 for the state speculation is in.", labels=[*names, "state"]
-        )
+        families = {name: GaugeMetricFamily(name, text, labels=labels) for name, (text, labels) in _OF_MODELS.items()}
         for key in self._cache.models():
             entry = self._cache.get(MODEL, key)
-            status = entry.body.get("status", {}) if entry else {}
-            conditions = {each["type"]: each["status"] for each in status.get("conditions", ())}
-            ready.add_metric([*key], conditions.get("Ready") == "True")
-            for state, field in (("desired", "desiredReplicas"), ("current", "replicas"), ("ready", "readyReplicas")):
-                replicas.add_metric([*key, state], status.get(field, 0))
-            if state := status.get("speculativeDecoding", {}).get("state"):
-                speculation.add_metric([*key, state], 1)
-        yield from (ready, replicas, speculation)
+            for name, labels, value in _of_model(entry.body.get("status", {}) if entry else {}):
+                families[name].add_metric([*key, *labels], value)
+        yield from families.values()
+
+
+_KEY = ("namespace", "name")
+_OF_MODELS = {
+    "outrider_model_ready": ("1 when condition Ready is True.", _KEY),
+    "outrider_model_replicas": ("Pods, by state.", (*_KEY, "state")),
+    "outrider_model_speculation": ("1 for the state speculation is in, and why.", (*_KEY, "state", "reason")),
+    "outrider_model_measurable": ("1 while decisions are made, 0 while pods cannot be measured.", _KEY),
+    "outrider_model_running_requests": ("Running requests per ready pod, as status has it.", _KEY),
+    "outrider_model_acceptance_ratio": ("Accepted of the drafted tokens, as status has it.", _KEY),
+    "outrider_model_speedup_ratio": ("Tokens per second over plain decoding, as status has it.", _KEY),
+}
+_REPLICAS = {"desired": "desiredReplicas", "current": "replicas", "ready": "readyReplicas"}
+_NUMBERS = (
+    ("outrider_model_running_requests", "runningConcurrency", 1.0),
+    ("outrider_model_acceptance_ratio", "acceptancePercent", 0.01),
+    ("outrider_model_speedup_ratio", "speedup", 1.0),
+)
+
+
+def _of_model(status: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, ...], float]]:
+    """Name, further labels and value of each sample of one object. What status does not say is not said."""
+    conditions = {each["type"]: each for each in status.get("conditions", ())}
+    yield "outrider_model_ready", (), conditions.get("Ready", {}).get("status") == "True"
+    for state, field in _REPLICAS.items():
+        yield "outrider_model_replicas", (state,), status.get(field, 0)
+    blind = any(each.get("reason") == Reason.METRICS_UNAVAILABLE for each in conditions.values())
+    yield "outrider_model_measurable", (), not blind
+    speculation = status.get("speculativeDecoding", {})
+    if state := speculation.get("state"):
+        yield "outrider_model_speculation", (state, speculation.get("reason", "")), 1
+    for name, field, unit in _NUMBERS:
+        with suppress(ValueError):  # not written by us
+            if field in speculation:
+                yield name, (), unit * float(speculation[field])

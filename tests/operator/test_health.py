@@ -64,7 +64,7 @@ async def test_metrics_tell_requests_queue_and_the_state_of_every_object(get) ->
     assert "outrider_queue_depth 0.0" in text
     assert 'outrider_model_ready{name="llama",namespace="team"} 1.0' in text
     assert 'outrider_model_replicas{name="llama",namespace="team",state="ready"} 2.0' in text
-    assert 'outrider_model_speculation{name="llama",namespace="team",state="Suspended"} 1.0' in text
+    assert 'outrider_model_speculation{name="llama",namespace="team",reason="",state="Suspended"} 1.0' in text
 
 
 async def test_a_deleted_object_leaves_no_series_behind(get) -> None:
