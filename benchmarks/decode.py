@@ -227,7 +227,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     draft = synthetic(options.draft_shape, dtype, options.device) if options.method == "draft-model" else None
     engine = make_engine(options, target, draft)
     if options.profile:
-        return profile(options, engine, target.config.vocab_size)
+        profile(options, engine, target.config.vocab_size)
+        return
     rows = []
     for row in measure(options, engine, target.config.vocab_size):
         print(json.dumps(asdict(row)), flush=True)

@@ -2,7 +2,7 @@
 
 A persistent grid walks a list of work items, made on the device once a step. An item is a tile of one request's
 queries against a part of its context, for one KV head; the query heads that share it are more rows of the tile. Long
-contexts are split into parts whose sizes depend on the request alone, so that no other request changes its result.
+contexts are split into parts whose sizes depend on the request and on the width of the batch alone.
 """
 
 from __future__ import annotations
@@ -19,16 +19,20 @@ from outrider_runtime.kernels.launch import launch_options
 from outrider_runtime.layers.attention import AttentionShape, PagedPlan, Tile, Tuning, WorkList
 
 MAX_COUNTERS = 1 << 16  # (tile, KV head) pairs of one launch
+# For batches of up to so many tokens: the least of a context's part, and the most parts.
+SPLITS = ((8, 64, 16), (16, 256, 16), (63, 512, 16), (MAX_COUNTERS, 2048, 4))
 LOG2_E = tl.constexpr(1.4426950408889634)
 FIELDS = 10  # of a work item, each a row of WorkList.items
 ROW, QUERIES, POSITION, BEGIN, END, TABLE, SPLIT, SPLITS, TILE, STEP = (tl.constexpr(field) for field in range(FIELDS))
 
 
-def tuning_for(dtype: torch.dtype, dim: int) -> Tuning:
-    """Measured on an H200 by benchmarks/kernels_attention.py.
+def tuning_for(dtype: torch.dtype, dim: int, tokens: int) -> Tuning:
+    """For a batch of `tokens`. Measured on an H200 by benchmarks/kernels_attention.py.
 
     64 rows are the fewest that Hopper's asynchronous tensor-core instructions take; decoding fills few of them and
-    has the time, since it waits for memory. float32 is for tests: no tensor cores, so small tiles.
+    has the time, since it waits for memory. Each part of a context costs about 5 us of filling its pipeline and being
+    combined, so contexts are split only as far as a batch of that width needs to keep all processors busy. float32 is
+    for tests: no tensor cores, so small tiles.
     """
     if dtype is torch.float32:
         tile = Tile(rows=16, keys=32, stages=2, warps=4, per_processor=2)
@@ -39,7 +43,8 @@ def tuning_for(dtype: torch.dtype, dim: int) -> Tuning:
     else:
         small = Tile(rows=64, keys=64, stages=3, warps=4, per_processor=2)
         large = Tile(rows=128, keys=64, stages=3, warps=8, per_processor=1)
-    return Tuning(small=small, large=large, small_queries=64, split_tokens=128, max_splits=16)
+    split_tokens, max_splits = next(split for most, *split in SPLITS if tokens <= most)
+    return Tuning(small, large, small_queries=64, split_tokens=split_tokens, max_splits=max_splits)
 
 
 def plan_paged(
@@ -64,7 +69,7 @@ def plan_paged(
     request is used, as befits steps that have no larger ones. `ancestors` [tokens] int64: bit j tells whether a query
     sees the j-th of its request's own tokens in this step (at most 64), in place of all up to itself.
     """
-    tuning = tuning or tuning_for(shape.dtype, dim)
+    tuning = tuning or tuning_for(shape.dtype, dim, tokens)
     requests = len(context_lengths)
     lists = []
     bounds = [(tuning.small, 0, tokens if small else tuning.small_queries)]

@@ -39,7 +39,8 @@ def tiling(outputs: int, inputs: int, rows: int, dtype: torch.dtype, splittable:
     slower, for every kernel pays a ramp at its start and its end."""
     if dtype is torch.float32:  # no tensor cores at full precision: small, to compile and to fit
         return Tiling(32, 32, 1, 2, 4)
-    width = 128 if outputs >= 96 * 128 else 64 if outputs >= 96 * 64 or (splittable and inputs >= 8192) else 32
+    enough = 96 if splittable else 48  # programs; what cannot be split does with fewer, wider ones
+    width = 128 if outputs >= 96 * 128 else 64 if outputs >= enough * 64 or (splittable and inputs >= 8192) else 32
     splits = 1
     while splittable and 2 * splits * triton.cdiv(outputs, width) <= WAVE and inputs // (2 * splits) >= 1024:
         splits *= 2
@@ -47,7 +48,7 @@ def tiling(outputs: int, inputs: int, rows: int, dtype: torch.dtype, splittable:
         return Tiling(128, 128, splits, 3, 8)
     if rows > 16:
         return Tiling(width, 128, splits, 4, 4)
-    return Tiling(width, 256, splits, 4 if width == 32 else 3, 4)
+    return Tiling(width, 256, splits, 4, 4)
 
 
 def product(

@@ -58,7 +58,8 @@ class Tile:
 @dataclass(frozen=True, slots=True)
 class Tuning:
     """Requests of up to `small_queries` queries take the small tile, and their contexts are split: into parts of
-    `split_tokens`, doubled until there are at most `max_splits`."""
+    `split_tokens`, doubled until there are at most `max_splits`. What is split the same way has the same result to the
+    bit, whatever else is in the batch."""
 
     small: Tile
     large: Tile

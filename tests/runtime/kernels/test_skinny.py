@@ -86,7 +86,7 @@ def test_rows_do_not_change_one_another():
         (28672, 4096, False, 128, 1),  # gate and up
         (4096, 14336, True, 64, 2),  # down
         (128256, 4096, True, 128, 1),  # head
-        (3072, 2048, False, 32, 1),  # Llama-3.2-1B: qkv
+        (3072, 2048, False, 64, 1),  # Llama-3.2-1B: qkv
         (2048, 2048, True, 32, 2),  # o
         (16384, 2048, False, 128, 1),  # gate and up
         (2048, 8192, True, 64, 4),  # down
