@@ -20,7 +20,7 @@ from outrider_runtime.layers.attention import AttentionShape, PagedPlan, Tile, T
 
 MAX_COUNTERS = 1 << 16  # (tile, KV head) pairs of one launch
 # For batches of up to so many tokens: the least of a context's part, and the most parts.
-SPLITS = ((8, 64, 16), (16, 256, 16), (63, 512, 16), (MAX_COUNTERS, 2048, 4))
+SPLITTING = ((8, 64, 16), (16, 256, 16), (63, 512, 16), (MAX_COUNTERS, 2048, 4))
 LOG2_E = tl.constexpr(1.4426950408889634)
 FIELDS = 10  # of a work item, each a row of WorkList.items
 ROW, QUERIES, POSITION, BEGIN, END, TABLE, SPLIT, SPLITS, TILE, STEP = (tl.constexpr(field) for field in range(FIELDS))
@@ -43,7 +43,7 @@ def tuning_for(dtype: torch.dtype, dim: int, tokens: int) -> Tuning:
     else:
         small = Tile(rows=64, keys=64, stages=3, warps=4, per_processor=2)
         large = Tile(rows=128, keys=64, stages=3, warps=8, per_processor=1)
-    split_tokens, max_splits = next(split for most, *split in SPLITS if tokens <= most)
+    split_tokens, max_splits = next(split for most, *split in SPLITTING if tokens <= most)
     return Tuning(small, large, small_queries=64, split_tokens=split_tokens, max_splits=max_splits)
 
 
