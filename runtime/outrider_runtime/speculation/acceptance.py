@@ -16,13 +16,17 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-INITIAL = 0.7  # before anything is known: draft, and learn
-POOL_SECONDS = 0.5  # memory of the pool while drafting
-POOL_TRIALS = 32.0  # which holds at least so many trials of a position
+INITIAL = 0.9  # before anything is known: draft, and learn
+POOL_SECONDS = 1.0  # memory of the pool while drafting: slow changes; sudden ones are seen at once
+POOL_TRIALS = 64.0  # which holds at least so many trials of a position
 PROBED_TRIALS = 24.0  # and at most so many once only probes look: they must be able to outvote it
 LEAST_TRIALS = 8.0
 REQUEST_SECONDS = 1.0  # memory of a request: one that drafts nothing is looked at again after about that
-SMOOTHING = 4.0  # trials for which a position takes after the one before it
+CHANGED = 3.5  # standard deviations of the last few steps from what was expected: start anew
+CHANGED_TRIALS = 2.0  # with what was known counting as much as so many trials
+RECENT = 0.8  # weight of a step in the next one's sight
+UNSEEN_SECONDS = 10.0  # memory of positions that no draft reaches
+SMOOTHING = 8.0  # trials for which a position takes after the one before it
 WIDEST = 4.0  # shift of the log odds
 
 
@@ -36,6 +40,7 @@ class Acceptance:
         # Of each slot, forgetting: positions that stood, that were expected to, their count, and variance (with the
         # weights once and squared).
         self._slots = np.zeros((5, slots))
+        self._surplus = self._variance = 0.0  # of the last few steps
         self._spread = 0.0  # variance of the requests' log odds
         self._last = -math.inf
 
@@ -71,16 +76,27 @@ class Acceptance:
         length = len(self._mean)
         trials, successes = _at_least(reached, length), _at_least(accepted, length)
         self.trials += int(trials[0])
+        self._watch(trials, successes)
         kept = self._mass * math.exp(-elapsed / POOL_SECONDS)
         kept = np.maximum(kept, np.minimum(self._mass, LEAST_TRIALS if probe else POOL_TRIALS))
-        kept = np.where(trials > 0, np.minimum(kept, PROBED_TRIALS) if probe else kept, self._mass)
-        self._mean = (kept * self._mean + successes) / (kept + trials)
+        kept = np.minimum(kept, PROBED_TRIALS) if probe else kept
+        kept = np.where(trials > 0, kept, self._mass * math.exp(-elapsed / UNSEEN_SECONDS))
+        self._mean = (kept * self._mean + successes) / np.maximum(kept + trials, 1e-9)
         self._mass = kept + trials
         self._observe_slots(slots, reached, accepted, elapsed)
 
     def forget(self, slot: int) -> None:
         """Its request has ended."""
         self._slots[:, slot] = 0.0
+
+    def _watch(self, trials: Floats, successes: Floats) -> None:
+        """Where the last steps cannot be luck, what was learned before them hardly counts any more."""
+        chances = np.clip(self.pooled(), 0.05, 0.95)
+        self._surplus = RECENT * self._surplus + float((successes - trials * chances).sum())
+        self._variance = RECENT**2 * self._variance + float((trials * chances * (1.0 - chances)).sum())
+        if abs(self._surplus) > CHANGED * math.sqrt(self._variance):
+            self._mass = np.minimum(self._mass, CHANGED_TRIALS)
+            self._surplus = self._variance = 0.0
 
     def _observe_slots(self, slots: Ints, reached: Ints, accepted: Ints, elapsed: float) -> None:
         chances = self.pooled()

@@ -9,23 +9,24 @@ The policy caps all of it.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from outrider_runtime.speculation.acceptance import Acceptance
-from outrider_runtime.speculation.allocation import Allocation, Graphs, Ints, Offer, longest_captured, uniform
+from outrider_runtime.speculation.allocation import Allocation, Graphs, Ints, Mask, Offer, longest_captured, uniform
 from outrider_runtime.speculation.cost import CostTable, Floats, StepShape
 from outrider_runtime.speculation.policy import Policy
 
 MARGIN = 0.01  # gains below it are equal
-REGRET_SECONDS = 0.02  # what staying must have cost, by all that is known, before the length changes (for one request;
+REGRET_SECONDS = 0.012  # what staying must have cost, by all that is known, before the length changes (for one request;
 REGRET_STEPS = 0.3  # with more there is less luck in it), but at least so much of a step
 PROBE_SHARE = 0.004  # of the time, in what a probe adds to its step
 PROBE_REQUESTS = 4
 DEEP_PROBES = 8  # one in so many looks further than the first position
-CATCH_UP_SHARE = 0.02  # of the time, to read what the draft missed, and half of what drafting gains
+CATCH_UP_SHARE = 0.015  # of the time, to read what the draft missed, and half of what drafting gains
+CATCH_UP_CREDIT = 0.03  # seconds, the most saved up
 CATCH_UP_TOKENS = 256  # read at least so many at once: fewer cost a draft model the same
 BREAK_EVEN_GAIN = 1.03
 TRIALS_TO_KNOW = 32  # of the first position
@@ -73,12 +74,13 @@ class Adaptive:
             np.ones(len(table.token_buckets), dtype=np.bool_),
             np.ones((len(table.draft_lengths), len(table.request_buckets)), dtype=np.bool_),
         )
-        self._length = 0  # in force: turns of the loop
+        self._length: int | None = None  # in force: turns of the loop
         self._regret = 0.0
         self._probe_credit = 0.0
         self._probe_price = 0.0
         self._probes = 0
-        self._catch_up_credit = 0.0
+        self._catch_up_credit = CATCH_UP_CREDIT
+        self._catching_up = 0  # requests, once begun
         self._speedup: float | None = None
         self._break_even: tuple[float, int | None] | None = None
         self._last = -math.inf
@@ -97,8 +99,9 @@ class Adaptive:
         longest = self.policy.allowed_tokens(self._deepest)
         count = len(decoding.slots)
         nothing = np.zeros(count, dtype=np.int64)
+        if longest == 0:
+            self._length, self._speedup = 0, 1.0
         if longest == 0 or count == 0:
-            self._length, self._speedup = 0, None if count == 0 else 1.0
             return self._decision(decoding, nothing, nothing, 0, prompt_tokens)
         caps = uniform(decoding.caps, longest)
         if self.policy.mode == "Enabled" or not self.table.known:
@@ -120,7 +123,7 @@ class Adaptive:
         the request's own end cut any. `seconds` is since the end of the step before it, None if the device was idle in
         between."""
         columns = [np.asarray(column, dtype=np.int64) for column in (slots, drafted, accepted)]
-        self._acceptance.observe(columns[0], columns[1], columns[2], now, probe=self._length == 0)
+        self._acceptance.observe(columns[0], columns[1], columns[2], now, probe=not self._length)
         if seconds is not None:
             self.table.observe(shape, seconds, now)
 
@@ -159,13 +162,20 @@ class Adaptive:
                 allocation, offered = offers(np.where(behind & ~repaid, 0, caps))
             wish = self._settled(offered, len(caps))
             if wish.length > 0:
-                reads = self._catch_up(np.where(behind & repaid, missed, 0))
+                gaps = np.where(behind & repaid, missed, 0)
+                # Whoever the plan leaves out anyway need not catch up.
+                needed = wish.requests - int(((caps > 0) & ~behind).sum())
+
+                def rate(ready: Mask) -> float:
+                    return max(offer.rate for offer in offers(np.where(ready, caps, 0))[1])
+
+                reads = self._catch_up(gaps, needed, ~behind, rate)
                 allocation, offered = offers(np.where(missed > reads, 0, caps))
                 wish = max((offer for offer in offered if offer.length <= wish.length), key=lambda offer: offer.rate)
         else:
             wish = self._settled(offered, len(caps))
         self._account(offered[0], wish, now)
-        if self._length == 0:
+        if not self._length:
             return self._probe(decoding, caps, longest, prompt_tokens)
         return self._decision(decoding, allocation.lengths(wish), reads, wish.length, prompt_tokens)
 
@@ -187,33 +197,47 @@ class Adaptive:
 
     def _account(self, plain: Offer, chosen: Offer, now: float) -> None:
         """Credit for probes and catching up, and the speed-up, over the time since the last decision."""
-        elapsed = min(max(now - self._last, 0.0), 1.0)
+        elapsed = min(max(now - self._last, 0.0), 1.0) if self._last > -math.inf else 0.0
         self._last = now
         ratio = chosen.rate / plain.rate
-        if self._speedup is None:
+        if self._speedup is None and self._acceptance.trials >= TRIALS_TO_KNOW:
             self._speedup = ratio
-        self._speedup += (1.0 - math.exp(-elapsed / SPEEDUP_SECONDS)) * (ratio - self._speedup)
+        if self._speedup is not None:
+            self._speedup += (1.0 - math.exp(-elapsed / SPEEDUP_SECONDS)) * (ratio - self._speedup)
         gained = max(0.0, 1.0 - 1.0 / ratio)
-        self._catch_up_credit = min(self._catch_up_credit + elapsed * (CATCH_UP_SHARE + 0.5 * gained), 0.1)
-        if self._length == 0:
+        self._catch_up_credit = min(self._catch_up_credit + elapsed * (CATCH_UP_SHARE + 0.5 * gained), CATCH_UP_CREDIT)
+        if not self._length:
             self._probe_credit = min(self._probe_credit + elapsed * PROBE_SHARE, max(self._probe_price, 0.01))
 
     def _seconds_per_read(self) -> float:
         return self.table.read_seconds(4 * CATCH_UP_TOKENS) / (4 * CATCH_UP_TOKENS)
 
-    def _catch_up(self, wanted: Ints) -> Ints:
-        """Positions to read in this step, the shortest gaps first."""
-        reads = np.zeros(len(wanted), dtype=np.int64)
-        total = int(wanted.sum())
-        if total == 0 or self.table.read_seconds(min(total, CATCH_UP_TOKENS)) > self._catch_up_credit:
-            return reads
+    def _catch_up(self, gaps: Ints, needed: int, ready: Mask, rate: Callable[[Mask], float]) -> Ints:
+        """Positions to read in this step, the shortest gaps first; `rate` is of the requests that may draft.
+
+        Who caught up falls behind again unless enough of them are there to draft. So the credit is saved up until it
+        does for all, or is all there can be; is spent only if that buys something; and then to the end."""
+        reads = np.zeros(len(gaps), dtype=np.int64)
+        order = np.argsort(np.where(gaps > 0, gaps, np.iinfo(np.int64).max), kind="stable")[: max(0, needed)]
+        order = order[gaps[order] > 0]
+        if not self._catching_up:
+            sums = np.maximum(np.cumsum(gaps[order]), CATCH_UP_TOKENS)
+            affordable = int((sums * self._seconds_per_read() <= self._catch_up_credit).sum())
+            if affordable == 0 or (affordable < len(order) and self._catch_up_credit < 0.95 * CATCH_UP_CREDIT):
+                return reads
+            able = ready.copy()
+            able[order[:affordable]] = True
+            if rate(able) <= (1.0 + MARGIN) * rate(ready):
+                return reads
+            self._catching_up = affordable
+        chosen = order[: self._catching_up]
+        total = int(gaps[chosen].sum())
         budget = min(total, int(self.table.token_buckets[-1]))
-        while budget > CATCH_UP_TOKENS and self.table.read_seconds(budget) > self._catch_up_credit:
-            budget //= 2
-        self._catch_up_credit -= self.table.read_seconds(budget)
-        order = np.argsort(np.where(wanted > 0, wanted, np.iinfo(np.int64).max), kind="stable")
-        before = np.concatenate([[0], np.cumsum(wanted[order])[:-1]])
-        reads[order] = np.clip(budget - before, 0, wanted[order])
+        if budget:
+            self._catch_up_credit -= max(budget, CATCH_UP_TOKENS) * self._seconds_per_read()
+            reads[chosen] = np.clip(budget - (np.cumsum(gaps[chosen]) - gaps[chosen]), 0, gaps[chosen])
+        if budget == total or self._catch_up_credit < -CATCH_UP_CREDIT:
+            self._catching_up = 0
         return reads
 
     def _probe(self, decoding: Decoding, caps: Ints, longest: int, prompt_tokens: int) -> Decision:

@@ -100,6 +100,7 @@ class CostTable:
         self._tokens, self._requests, self._lengths = list(token_buckets), list(request_buckets), list(draft_lengths)
         self._target, self._draft = target, draft
         self._roofline: _Roofline | None = None
+        self._graphs = (np.zeros(0), np.zeros(0), np.zeros(0))
         self._prior = self._make_prior()
         self._reads, self._attention = len(self._prior) - 2, len(self._prior) - 1  # indices behind the graphs'
         self._anchor = self._belief = (np.zeros(len(self._prior)), self._prior)
@@ -133,6 +134,7 @@ class CostTable:
         if not 1 <= len(points) <= MAX_POINTS or not all(0.0 < seconds < math.inf for _, seconds in points):
             raise ValueError(f"a fit takes 1 to {MAX_POINTS} points of positive seconds; got {list(points)}")
         self._roofline = self._fitted(points)
+        self._graphs = self._graph_seconds(self._roofline)
         belief = (np.zeros(len(self._prior)), self._prior)
         for shape, seconds in points:
             belief = _updated(belief, self._parts(shape), seconds, POINT_NOISE * seconds)
@@ -172,30 +174,27 @@ class CostTable:
 
         Raises RuntimeError before `fit`."""
         roofline, target, (mean, covariance) = self._fit, self._target, self._belief
-        products = roofline.products(target.body_parameters, self.token_buckets, target)
-        rows = np.maximum(1, self.token_buckets - prompt_tokens)
-        products = products + roofline.products(target.head_parameters, rows, target)
+        products, turns, loops = self._graphs
+        if prompt_tokens:
+            rows = np.maximum(1, self.token_buckets - prompt_tokens)
+            products = products + roofline.products(target.head_parameters, rows, target)
+            products = products - roofline.products(target.head_parameters, self.token_buckets, target)
         graphs, attention = len(self._tokens), 1.0 + mean[self._attention]
-        shape = (len(self._lengths), len(self._requests))
-        turns, loop = np.ones((shape[0], 1)), np.full((1, shape[1]), roofline.per_turn)
         kv: Floats | float = 0.0
         if self._draft is not None:
-            turns = self.draft_lengths[:, None].astype(np.float64)
-            parameters = self._draft.body_parameters + self._draft.head_parameters
-            loop = loop + roofline.products(parameters, self.request_buckets, self._draft)
             per_request = draft_context * self._draft.kv_bytes_per_token * roofline.per_byte * attention
             kv = turns * (self.request_buckets * per_request)
-        loops, ours, theirs = turns * loop, slice(0, graphs), slice(graphs, self._reads)
+        ours, theirs = slice(0, graphs), slice(graphs, self._reads)
         variances = covariance.diagonal()
         own = products**2 * variances[ours]
         both = products[:, None] * loops.ravel() * covariance[ours, theirs]
         both = own[:, None] + 2.0 * both + loops.ravel() ** 2 * variances[theirs]
         return Grid(
             target=roofline.per_step + products * (1.0 + mean[ours]),
-            draft=loops * (1.0 + mean[theirs].reshape(shape)) + kv,
+            draft=loops * (1.0 + mean[theirs].reshape(loops.shape)) + kv,
             attention=float(kv_tokens * target.kv_bytes_per_token * roofline.per_byte * attention),
             target_deviation=np.sqrt(own),
-            deviation=np.sqrt(np.maximum(both, 0.0)).reshape(graphs, *shape),
+            deviation=np.sqrt(np.maximum(both, 0.0)).reshape(graphs, *loops.shape),
         )
 
     def read_seconds(self, tokens: int) -> float:
@@ -237,6 +236,17 @@ class CostTable:
         if self._draft is None:
             return 0.0
         return self._fit.per_turn + float(self._fit.products(self._draft.body_parameters, tokens, self._draft))
+
+    def _graph_seconds(self, roofline: _Roofline) -> tuple[Floats, Floats, Floats]:
+        """By the roofline alone: of the target by tokens when all are sampled; turns of the loops; the loops."""
+        products = roofline.products(self._target.body_parameters, self.token_buckets, self._target)
+        products = products + roofline.products(self._target.head_parameters, self.token_buckets, self._target)
+        turns, loop = np.ones((len(self._lengths), 1)), np.full((1, len(self._requests)), roofline.per_turn)
+        if self._draft is not None:
+            turns = self.draft_lengths[:, None].astype(np.float64)
+            parameters = self._draft.body_parameters + self._draft.head_parameters
+            loop = loop + roofline.products(parameters, self.request_buckets, self._draft)
+        return products, turns, turns * loop
 
     def _fitted(self, points: Sequence[tuple[StepShape, float]]) -> _Roofline:
         """Least squares of the relative error, over bandwidth, overheads and the ridge; none of them negative."""

@@ -1,0 +1,205 @@
+"""The draft length in force, judged on a simulated engine whose step times and acceptance are known."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from tests.runtime.speculation.simulated import (
+    LENGTHS,
+    Simulation,
+    Step,
+    changes,
+    make_adaptive,
+    make_table,
+    rate,
+    tokens_per_second,
+)
+
+from outrider_runtime.speculation.adaptive import Adaptive, Decoding
+from outrider_runtime.speculation.policy import Policy
+
+LOADS = (1, 4, 16, 64, 128, 256)
+
+
+def best_fixed(steps: list[Step], acceptance: float, model: bool) -> float:
+    running = steps[0].running
+    context = int(np.mean([step.decision.shape.kv_tokens / running for step in steps]))
+    return max(tokens_per_second(running, length, acceptance, model=model, context=context) for length in (0, *LENGTHS))
+
+
+def decoding(count: int, **columns: int) -> Decoding:
+    values = {"contexts": 256, "caps": 16, "missed": 0, "remaining": 200} | columns
+    return Decoding(np.arange(count), **{name: np.full(count, value) for name, value in values.items()})
+
+
+def windows_over_plain(steps: list[Step]) -> float:
+    """The worst second, by the tokens that plain decoding would have had in it."""
+    worst, first, tokens, plain, seconds = 9.0, 0, 0.0, 0.0, 0.0
+    for step in steps:
+        tokens, plain, seconds = tokens + step.tokens, plain + step.plain * step.seconds, seconds + step.seconds
+        while seconds >= 1.0:
+            worst = min(worst, tokens / plain)
+            old = steps[first]
+            tokens, plain, seconds = tokens - old.tokens, plain - old.plain * old.seconds, seconds - old.seconds
+            first += 1
+    return worst
+
+
+DRAFTS = [(True, running, acceptance) for running in LOADS for acceptance in (0.2, 0.4, 0.7, 0.9)]
+LOOKUPS = [(False, running, acceptance) for running in (1, 64, 256) for acceptance in (0.2, 0.7)]
+
+
+@pytest.mark.parametrize(("model", "running", "acceptance"), DRAFTS + LOOKUPS)
+def test_it_comes_within_two_percent_of_the_best_fixed_length(model, running, acceptance):
+    simulation = Simulation(make_adaptive(model=model), model=model)
+    simulation.run(2.0 if running == 1 else 1.0, running, acceptance)
+    steps = simulation.run(0.8, running, acceptance)
+    assert rate(steps) >= 0.98 * best_fixed(steps, acceptance, model)
+
+
+@pytest.mark.parametrize(("before", "after"), [(0.2, 0.9), (0.9, 0.2), (0.7, 0.4)])
+@pytest.mark.parametrize("running", [1, 64])
+def test_a_change_of_acceptance_moves_the_length_within_two_seconds(running, before, after):
+    simulation = Simulation(make_adaptive())
+    simulation.run(1.5, running, before)
+    moving = simulation.run(2.0, running, after)
+    settled = simulation.run(0.7, running, after)
+    assert rate(settled) >= 0.97 * best_fixed(settled, after, True)
+    assert windows_over_plain(moving) >= 0.93
+
+
+def test_lookups_at_full_load_come_back_within_two_seconds_of_a_change():
+    simulation = Simulation(make_adaptive(model=False), model=False)
+    off = simulation.run(1.5, 256, 0.2)
+    assert off[-1].decision.turns == 0
+    simulation.run(2.0, 256, 0.9)
+    settled = simulation.run(0.5, 256, 0.9)
+    assert rate(settled) >= 0.97 * best_fixed(settled, 0.9, False)
+
+
+@pytest.mark.parametrize(("acceptance", "prompts"), [(0.4, False), (0.8, True)])
+def test_no_second_of_a_ramp_falls_below_plain_decoding_by_more_than_a_twentieth(acceptance, prompts):
+    simulation = Simulation(make_adaptive(), prompts=prompts)
+    simulation.run(1.0, 1, acceptance)
+    for running in (4, 16, 64, 128, 256, 128, 64, 16, 4, 1):
+        simulation.run(0.5, running, acceptance)
+    assert windows_over_plain(simulation.steps) >= 0.95
+
+
+def test_while_nothing_pays_only_small_probes_run():
+    simulation = Simulation(make_adaptive(), noise=0.0)
+    simulation.run(1.5, 256, 0.2)
+    steps = simulation.run(3.0, 256, 0.2)
+    probes = [step for step in steps if step.decision.turns or step.decision.reads.any()]
+    assert 4 <= len(probes) < 0.1 * len(steps)
+    assert all((step.lengths > 0).sum() <= 4 for step in probes)
+    plain = np.median([step.seconds for step in steps if step not in probes])
+    added = sum(step.seconds - plain for step in probes)
+    assert added <= 0.006 * sum(step.seconds for step in steps)  # contexts wander by a little
+    assert all(step.decision.shape.draft_reads == 0 for step in steps if step not in probes)
+
+
+def test_equals_do_not_take_turns():
+    simulation = Simulation(make_adaptive(), seed=3)
+    simulation.run(1.5, 16, 0.4)  # where one token gains 1 % over none
+    assert changes(simulation.run(2.0, 16, 0.4)) <= 3
+
+
+def test_requests_that_are_seldom_right_draft_little_while_others_go_on():
+    chances = np.where(np.arange(64) % 2, 0.9, 0.1)
+    simulation = Simulation(make_adaptive())
+    simulation.run(1.5, 64, chances)
+    steps = simulation.run(1.5, 64, chances)
+    good, bad = (np.mean([step.lengths[kind::2].mean() for step in steps]) for kind in (1, 0))
+    assert good >= 2.0
+    assert bad <= 0.5 * good
+    fixed = max(
+        0.5 * (tokens_per_second(64, length, 0.9) + tokens_per_second(64, length, 0.1)) for length in (0, *LENGTHS)
+    )
+    assert rate(steps) >= 1.02 * fixed
+
+
+def test_stalls_and_idle_gaps_change_nothing():
+    simulation = Simulation(make_adaptive(), stall=lambda now: 0.3 if int(now / 0.5) != int((now - 0.007) / 0.5) else 0)
+    simulation.run(1.5, 4, 0.7)
+    simulation.now += 500.0
+    simulation.run(1.0, 4, 0.7)
+    steps = simulation.run(1.0, 4, 0.7)
+    assert rate(steps) >= 0.97 * best_fixed(steps, 0.7, True)
+
+
+@pytest.mark.parametrize(
+    ("policy", "caps", "lengths"),
+    [
+        (Policy(state="Suspended"), 16, 0),
+        (Policy(mode="Disabled", state="Disabled"), 16, 0),
+        (Policy(mode="Enabled", num_speculative_tokens=3), 16, 3),
+        (Policy(mode="Enabled", num_speculative_tokens=5), 16, 4),  # captured: 1, 2, 3, 4, 6, 8
+        (Policy(mode="Enabled", num_speculative_tokens=16), 16, 8),
+        (Policy(mode="Enabled", num_speculative_tokens=8), 2, 2),
+    ],
+)
+def test_the_policy_and_the_request_cap_the_length(policy, caps, lengths):
+    decision = make_adaptive(policy=policy).decide(decoding(4, caps=caps), 0, 1.0)
+    assert decision.lengths.tolist() == [lengths] * 4
+    assert (decision.turns, decision.shape.tokens) == (lengths, 4 * (1 + lengths))
+
+
+def test_before_times_are_known_the_policys_length_is_drafted():
+    adaptive = Adaptive(make_table(fit=False), Policy(num_speculative_tokens=4), max_concurrency=8)
+    assert adaptive.decide(decoding(4), 0, 1.0).lengths.tolist() == [4] * 4
+    assert adaptive.break_even(256, 1.0) is None
+    assert adaptive.speedup() is None
+
+
+def test_a_suspended_policy_reads_no_prompts_with_the_draft():
+    adaptive = make_adaptive(policy=Policy(state="Suspended"))
+    assert adaptive.decide(decoding(4), 100, 1.0).shape.draft_reads == 0
+    adaptive.policy = Policy()
+    assert adaptive.decide(decoding(4), 100, 1.0).shape.draft_reads >= 100
+
+
+def test_only_captured_loops_are_chosen():
+    simulation = Simulation(make_adaptive())
+    for length in LENGTHS:
+        simulation.adaptive.capture(length, 4, ready=length in (1, 2))
+    steps = simulation.run(1.0, 4, 0.9)
+    assert {step.decision.turns for step in steps if step.lengths.any()} <= {1, 2}
+    assert np.mean([step.decision.turns for step in steps]) > 1.8
+
+
+@pytest.mark.parametrize(("remaining", "repaid"), [(200, True), (1, False)])
+def test_what_the_draft_missed_is_read_only_where_it_is_repaid(remaining, repaid):
+    adaptive = make_adaptive()
+    missed = decoding(4, missed=600, remaining=remaining)
+    decisions = [adaptive.decide(missed, 0, 1.0 + 0.01 * step) for step in range(100)]
+    assert any(decision.reads.any() for decision in decisions) == repaid
+    for decision in decisions:
+        assert (decision.lengths[decision.reads < 600] == 0).all()
+
+
+def test_break_even_is_where_in_truth_no_length_gains_three_percent():
+    simulation = Simulation(make_adaptive())
+    assert simulation.adaptive.break_even(256, 0.0) is None
+    simulation.run(1.0, 64, 0.7)
+    found = simulation.adaptive.break_even(256, 100.0)
+    assert found is not None
+
+    def gain(running: int) -> float:
+        return max(tokens_per_second(running, length, 0.7) for length in LENGTHS) / tokens_per_second(running, 0, 0.7)
+
+    assert gain(found) < 1.08
+    assert min(gain(running) for running in range(1, found)) > 0.98
+    simulation.adaptive.policy = replace(simulation.adaptive.policy, state="Suspended", reason="Saturated")
+    assert simulation.adaptive.break_even(256, 102.0) == found
+
+
+def test_the_speedup_is_what_it_is_in_truth():
+    simulation = Simulation(make_adaptive())
+    simulation.run(1.5, 16, 0.7)
+    steps = simulation.run(0.5, 16, 0.7)
+    truth = rate(steps) / np.mean([step.plain for step in steps])
+    assert simulation.adaptive.speedup() == pytest.approx(truth, rel=0.06)
+    assert simulation.adaptive.effective_tokens == pytest.approx(np.mean(steps[-1].lengths), abs=0.5)

@@ -1,0 +1,129 @@
+"""Step times are known from a few measured steps, and better from every step since."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from tests.runtime.speculation.simulated import (
+    LENGTHS,
+    REQUEST_BUCKETS,
+    TOKEN_BUCKETS,
+    make_table,
+    padded,
+    true_seconds,
+)
+
+from outrider_runtime.speculation.cost import CostTable, StepShape
+
+
+def decode(count: int, length: int, context: int = 256) -> StepShape:
+    tokens = count * (1 + length)
+    drafting = count if length else 0
+    return StepShape(tokens, tokens, count * context, drafting, length, drafting * context)
+
+
+SHAPES = [
+    decode(count, length)
+    for count in (1, 4, 16, 50, 64, 100, 128, 200, 256)
+    for length in (0, *LENGTHS)
+    if count * (1 + length) <= TOKEN_BUCKETS[-1]
+]
+STEP = decode(64, 2)
+
+
+def learn(table: CostTable, shape: StepShape, seconds: float, times: int = 1, now: float = 10.0) -> None:
+    for index in range(times):
+        table.observe(shape, seconds, now + 0.01 * index)
+
+
+@pytest.mark.parametrize("model", [True, False])
+def test_eight_points_tell_the_time_of_every_other_step_within_a_tenth(model):
+    table = make_table(model=model)
+    assert len(table.calibration(256, 2048)) <= 8
+    worst = max(abs(table.seconds(shape) / true_seconds(shape, model=model) - 1.0) for shape in SHAPES)
+    assert worst < 0.1
+
+
+@pytest.mark.parametrize("points", [[], [(STEP, 0.01)] * 9, [(STEP, 0.0)], [(STEP, math.nan)]])
+def test_points_that_tell_nothing_are_refused(points):
+    with pytest.raises(ValueError, match="1 to 8 points of positive seconds"):
+        make_table(fit=False).fit(points)
+
+
+def test_nothing_is_known_before_a_fit():
+    table = make_table(fit=False)
+    learn(table, STEP, 0.01)
+    assert not table.known
+    with pytest.raises(RuntimeError, match="has not been fitted"):
+        table.seconds(STEP)
+
+
+def test_one_point_is_enough_to_begin_with():
+    table = make_table(fit=False)
+    table.fit([(STEP, 0.0123)])
+    assert table.seconds(STEP) == pytest.approx(0.0123, rel=0.02)
+
+
+def test_a_graph_slower_than_thought_is_learned_and_its_neighbours_suspected():
+    table = make_table()
+    before = {count: table.seconds(decode(count, 0)) for count in (1, 80, 96, 128)}
+    slower = 1.15 * before[96]
+    learn(table, decode(96, 0), slower, times=40)
+    assert table.seconds(decode(96, 0)) == pytest.approx(slower, rel=0.02)
+    assert table.seconds(decode(80, 0, 307)) == pytest.approx(slower, rel=0.02)  # padded to the same graph
+    assert 1.0 < table.seconds(decode(128, 0)) / before[128] < 1.1
+    assert table.seconds(decode(1, 0)) == pytest.approx(before[1], rel=0.03)
+
+
+def test_a_slow_draft_loop_is_told_from_the_target_that_is_known():
+    table = make_table()
+    shape, plain = decode(16, 4), decode(80, 0)
+    before = table.seconds(plain)
+    learn(table, plain, before, times=40)
+    learn(table, shape, table.seconds(shape) + 0.001, times=40)
+    assert table.seconds(plain) == pytest.approx(before, rel=0.02)
+    assert table.seconds(decode(16, 6)) > make_table().seconds(decode(16, 6)) + 0.0005  # the same graph, more often
+
+
+def test_a_stall_is_no_lesson_but_one_that_stays_is():
+    table = make_table()
+    learn(table, STEP, table.seconds(STEP), times=20)
+    before = table.seconds(STEP)
+    learn(table, STEP, 20 * before)
+    assert table.seconds(STEP) == before
+    learn(table, STEP, before)
+    learn(table, STEP, 20 * before)
+    assert table.seconds(STEP) == pytest.approx(before, rel=0.02)
+    learn(table, STEP, 1.5 * before, times=30)
+    assert table.seconds(STEP) == pytest.approx(1.5 * before, rel=0.05)
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, math.nan, math.inf])
+def test_impossible_times_are_ignored(seconds):
+    table = make_table()
+    before = table.seconds(STEP)
+    learn(table, STEP, seconds, times=3)
+    assert table.seconds(STEP) == before
+
+
+def test_what_was_learned_fades_to_what_was_measured():
+    table = make_table()
+    measured = table.seconds(STEP)
+    learn(table, STEP, 1.2 * measured, times=50)
+    learn(table, decode(1, 0), table.seconds(decode(1, 0)), now=1000.0)
+    assert table.seconds(STEP) == pytest.approx(measured, rel=0.02)
+
+
+@pytest.mark.parametrize("model", [True, False])
+@pytest.mark.parametrize("prompt_tokens", [0, 100])
+def test_the_grid_says_what_single_steps_do(model, prompt_tokens):
+    table = make_table(model=model)
+    grid = table.grid(prompt_tokens, 64 * 300, 300.0)
+    for length in LENGTHS:
+        rows = 64 * (1 + length)
+        tokens = padded(TOKEN_BUCKETS, rows + prompt_tokens)
+        shape = StepShape(tokens, tokens - prompt_tokens, 64 * 300, 64, length, 64 * 300, 0, prompt_tokens)
+        parts = grid.target[TOKEN_BUCKETS.index(tokens)] + grid.attention
+        parts += grid.draft[LENGTHS.index(length), REQUEST_BUCKETS.index(64)]
+        assert parts == pytest.approx(table.seconds(shape), rel=1e-6)
