@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from outrider_runtime.kernels.attention import paged_attention, plan_paged, tuning_for
-from outrider_runtime.kernels.launch import overlap_launches
 from outrider_runtime.layers.attention import AttentionShape, PagedPlan, Tile, Tuning
 
 BLOCK_SIZE = 16
@@ -85,9 +84,7 @@ def main() -> None:
     parts: dict[str, Callable[[Shape], None]] = {"few": few, "splits": splits, "many": many, "plan": plans}
     parser.add_argument("parts", nargs="*", choices=[*parts, []], default=[])
     parser.add_argument("--model", choices=HEADS, default="8b")
-    parser.add_argument("--overlap", action="store_true", help="programmatic dependent launch")
     given = parser.parse_args()
-    overlap_launches(given.overlap)
     print(torch.__version__, torch.cuda.get_device_name(), given.model)
     for part in given.parts or parts:
         parts[part](Shape(*HEADS[given.model]))

@@ -20,9 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from outrider_runtime.kernels import skinny
 from outrider_runtime.kernels.activation import silu_gate
-from outrider_runtime.kernels.launch import overlap_launches
 from outrider_runtime.kernels.norm import rms_norm
 from outrider_runtime.kernels.rope import turn_and_store
 from outrider_runtime.kernels.skinny import Tiling, product, tiling
@@ -73,21 +71,14 @@ def stack(name: str, config: ModelConfig, rows: Iterable[int]) -> None:
     )
     cache = KVCache(config, 8, 16, torch.bfloat16, "cuda")
     print(f"\n{name} stack, ms; {size / 1e9:.2f} GB of weights, {size / 4.3e9:.2f} ms at 4.3 TB/s")
-    ways = {
-        "library": (0, False, 0),
-        "fused": (64, False, 0),
-        "overlapped": (64, True, 0),
-        "+ 256 B ahead": (64, True, 256),
-        "+ 512 B ahead": (64, True, 512),
-        "+ 1 KiB ahead": (64, True, 1024),
-    }
+    ways = {"library": 0, "fused": 64}  # rows up to which products are our kernel's
     print("rows".rjust(5), *(way.rjust(14) for way in ways))
     for count in rows:
         ids = torch.arange(count, device="cuda")
         batch = Batch(token_ids=ids, positions=ids + 100, slots=ids, attention=())
         times = []
-        for limit, overlapped, ahead in ways.values():
-            with _way(limit, overlapped, ahead):
+        for limit in ways.values():
+            with _skinny_up_to(limit):
                 times.append(timed(lambda batch=batch: model.logits(model(batch, cache))))
         print(str(count).rjust(5), *(f"{time / 1e3:14.3f}" for time in times))
 
@@ -177,17 +168,13 @@ def timed(work: Callable[[], object], replays: int = 21) -> float:
 
 
 @contextmanager
-def _way(limit: int, overlapped: bool, ahead: int) -> Iterator[None]:
-    before = linear.SKINNY_ROWS, skinny.tiling, llama.attend
-    linear.SKINNY_ROWS = limit
-    skinny.tiling = lambda *shape, **more: replace(tiling(*shape, **more), prefetch=ahead)
-    llama.attend = lambda query, *_: query
-    overlap_launches(overlapped)
+def _skinny_up_to(limit: int) -> Iterator[None]:
+    before = linear.SKINNY_ROWS, llama.attend
+    linear.SKINNY_ROWS, llama.attend = limit, lambda query, *_: query
     try:
         yield
     finally:
-        linear.SKINNY_ROWS, skinny.tiling, llama.attend = before
-        overlap_launches(False)
+        linear.SKINNY_ROWS, llama.attend = before
 
 
 def _others(rule: Tiling, few: bool) -> list[Tiling]:

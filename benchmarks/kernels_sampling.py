@@ -13,7 +13,6 @@ from statistics import median
 
 import torch
 
-from outrider_runtime.kernels.launch import overlap_launches
 from outrider_runtime.kernels.ngram import continuations
 from outrider_runtime.sampling.logprobs import logprobs
 from outrider_runtime.sampling.params import SamplingParams
@@ -43,8 +42,8 @@ def main() -> None:
 
 @torch.inference_mode()
 def sampling() -> None:
-    ways = ["torch argmax", "GREEDY, overlapped", "NOISE, overlapped", "5 logprobs"]
-    print(f"\nsampling, us; {VOCAB} tokens\n" + " rows", *(name.rjust(18) for name in (*KINDS, *ways)))
+    others = ["torch argmax", "5 logprobs"]
+    print(f"\nsampling, us; {VOCAB} tokens\n" + " rows", *(name.rjust(18) for name in (*KINDS, *others)))
     tables = {name: _table(params) for name, params in KINDS.items()}
     for rows in ROWS:
         logits = torch.randn(rows, VOCAB, device="cuda").mul_(2)
@@ -60,10 +59,6 @@ def sampling() -> None:
 
         times = [_microseconds(draw(name)) for name in KINDS]
         times.append(_microseconds(lambda logits=logits: logits.argmax(-1)))
-        for name in ("GREEDY", "NOISE"):
-            overlap_launches(True)
-            times.append(_microseconds(draw(name)))
-            overlap_launches(False)
         times.append(_microseconds(lambda logits=logits, slots=slots: logprobs(logits, slots, 5)))
         print(f"{rows:5}", *(_with_rate(time, logits.nbytes).rjust(18) for time in times))
 

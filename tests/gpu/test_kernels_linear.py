@@ -15,7 +15,6 @@ from outrider_runtime.models.config import ModelConfig
 if torch.cuda.is_available():
     from outrider_runtime.kernels import skinny
     from outrider_runtime.kernels.activation import silu_gate
-    from outrider_runtime.kernels.launch import overlap_launches
     from outrider_runtime.kernels.norm import rms_norm
     from outrider_runtime.kernels.rope import rotation, turn_and_store
     from outrider_runtime.kernels.skinny import product
@@ -47,15 +46,6 @@ def exact_products():
     torch.manual_seed(0)
     yield
     torch.backends.cuda.matmul.allow_tf32 = before
-
-
-@pytest.fixture
-def overlapped():
-    if torch.cuda.get_device_capability() < (9, 0):
-        pytest.skip("programmatic dependent launch needs compute capability 9.0")
-    overlap_launches(True)
-    yield
-    overlap_launches(False)
 
 
 def random(*shape: int, dtype: torch.dtype, scale: float = 1.0) -> torch.Tensor:
@@ -91,10 +81,7 @@ def test_a_head_of_many_outputs():
     assert_close(product(x, weight), F.linear(x.double(), weight.double()))
 
 
-@pytest.mark.parametrize("overlapping", [False, True])
-def test_a_graph_replays_chained_products_bit_by_bit(overlapping, request):
-    if overlapping:
-        request.getfixturevalue("overlapped")
+def test_a_graph_replays_chained_products_bit_by_bit():
     x = random(5, 4096, dtype=torch.bfloat16)
     norm = torch.ones(4096, dtype=torch.bfloat16, device="cuda")
     up, down = (random(*shape, dtype=torch.bfloat16, scale=0.02) for shape in ((28672, 4096), (4096, 14336)))
@@ -114,13 +101,6 @@ def test_a_graph_replays_chained_products_bit_by_bit(overlapping, request):
         graph.replay()
         assert torch.equal(result, chain())
     assert not skinny._counters(x.device).any()
-
-
-def test_weights_asked_for_ahead_change_nothing(overlapped):
-    x, weight = random(5, 4096, dtype=torch.bfloat16), random(4096, 4096, dtype=torch.bfloat16, scale=0.02)
-    plan = skinny.tiling(4096, 4096, 5, torch.bfloat16, splittable=True)
-    ahead = skinny.Tiling(plan.width, plan.depth, plan.splits, plan.stages, plan.warps, prefetch=512)
-    assert torch.equal(product(x, weight, plan=plan), product(x, weight, plan=ahead))
 
 
 @DTYPES

@@ -6,9 +6,6 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
-
-from outrider_runtime.kernels.launch import launch_options
 
 BLOCK = 1024
 
@@ -17,9 +14,7 @@ def silu_gate(gate_up: Tensor) -> Tensor:
     """SiLU of the first half of the columns times the second: [rows, 2 * size] to [rows, size], by way of float32."""
     rows, size = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty(rows, size, dtype=gate_up.dtype, device=gate_up.device)
-    _silu_gate[(rows, triton.cdiv(size, BLOCK))](
-        gate_up.contiguous(), out, SIZE=size, BLOCK=BLOCK, num_warps=4, **launch_options()
-    )
+    _silu_gate[(rows, triton.cdiv(size, BLOCK))](gate_up.contiguous(), out, SIZE=size, BLOCK=BLOCK, num_warps=4)
     return out
 
 
@@ -29,14 +24,10 @@ def _silu_gate(
     out: tl.tensor,
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
-    OVERLAP: tl.constexpr,
 ) -> None:
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < SIZE
-    if OVERLAP:
-        gdc_wait()
-        gdc_launch_dependents()
     gate = tl.load(gate_up + row * 2 * SIZE + column, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(gate_up + row * 2 * SIZE + SIZE + column, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + row * SIZE + column, (gate * tl.sigmoid(gate) * up).to(out.dtype.element_ty), mask=inside)

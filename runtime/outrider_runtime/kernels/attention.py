@@ -13,9 +13,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from outrider_runtime.kernels.launch import launch_options
 from outrider_runtime.layers.attention import AttentionShape, PagedPlan, Tile, Tuning, WorkList
 
 MAX_COUNTERS = 1 << 16  # (tile, KV head) pairs of one launch
@@ -102,7 +100,6 @@ def plan_paged(
             REQUESTS=triton.next_power_of_2(requests + 1),
             CHUNK=64,
             num_warps=4,
-            **launch_options(),
         )
         lists.append(WorkList(items, tiles, splits, tile, small=above == 0))
     return PagedPlan(tuple(lists), tokens, block_tables, block_size, shape, ancestors)
@@ -158,7 +155,6 @@ def paged_attention(query: Tensor, keys: Tensor, values: Tensor, plan: PagedPlan
             MAX_SPLITS=work.splits,
             num_warps=tile.warps,
             num_stages=tile.stages,
-            **launch_options(),
         )
     return out
 
@@ -195,13 +191,9 @@ def _list_work(
     MAX_SPLITS: tl.constexpr,
     REQUESTS: tl.constexpr,
     CHUNK: tl.constexpr,
-    OVERLAP: tl.constexpr,
 ) -> None:
     """A program per request writes its items, if it has more than `above` queries and at most `most`, behind those of
     the requests before it. The last program's request is the padding, without a context."""
-    if OVERLAP:
-        gdc_wait()
-        gdc_launch_dependents()
     request = tl.program_id(0)
     every = tl.arange(0, REQUESTS)
     first_rows = tl.load(query_starts + every, mask=every <= requests, other=0)
@@ -285,17 +277,13 @@ def _attention(
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
     MAX_SPLITS: tl.constexpr,
-    OVERLAP: tl.constexpr,
 ) -> None:
     """`scale` is in units of log2, for exp2."""
     HEADS: tl.constexpr = KV_HEADS * SHARED
     row = tl.arange(0, ROWS)
     column = tl.arange(0, DIM_PADDED)
     work = tl.program_id(0)
-    # The list is older than the kernel just before, so it may be read while that one ends.
     queries = tl.load(items + QUERIES * capacity + work // KV_HEADS)
-    if OVERLAP:
-        gdc_wait()
     while queries > 0:
         item = items + work // KV_HEADS
         kv_head = work % KV_HEADS
@@ -358,8 +346,6 @@ def _attention(
                         SHARED, HEADS, DIM, DIM_PADDED, MAX_SPLITS,
                     )  # fmt: skip
         queries = following
-    if OVERLAP:
-        gdc_launch_dependents()
 
 
 @triton.jit

@@ -6,9 +6,6 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
-
-from outrider_runtime.kernels.launch import launch_options
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -24,7 +21,6 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         EPS=eps,
         BLOCK=block,
         num_warps=min(8, max(1, block // 512)),
-        **launch_options(),
     )
     return out
 
@@ -37,15 +33,11 @@ def _rms_norm(
     SIZE: tl.constexpr,
     EPS: tl.constexpr,
     BLOCK: tl.constexpr,
-    OVERLAP: tl.constexpr,
 ) -> None:
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < SIZE
     scale = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
-    if OVERLAP:
-        gdc_wait()
-        gdc_launch_dependents()
     values = tl.load(x + row * SIZE + column, mask=inside, other=0.0).to(tl.float32)
     normed = values * tl.rsqrt(tl.sum(values * values) / SIZE + EPS) * scale
     tl.store(out + row * SIZE + column, normed.to(out.dtype.element_ty), mask=inside)

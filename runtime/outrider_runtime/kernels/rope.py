@@ -8,9 +8,6 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
-
-from outrider_runtime.kernels.launch import launch_options
 
 
 def rotation(positions: Tensor, frequencies: Tensor, magnitude: float) -> tuple[Tensor, Tensor]:
@@ -30,7 +27,6 @@ def rotation(positions: Tensor, frequencies: Tensor, magnitude: float) -> tuple[
         MAGNITUDE=magnitude,
         BLOCK=triton.next_power_of_2(half),
         num_warps=1,
-        **launch_options(),
     )
     return cosines, sines
 
@@ -67,7 +63,6 @@ def turn_and_store(
         GROUP=group,
         HALF=half,
         num_warps=2 if group * half >= 256 else 1,
-        **launch_options(),
     )
     return queries
 
@@ -81,14 +76,10 @@ def _rotation(
     HALF: tl.constexpr,
     MAGNITUDE: tl.constexpr,
     BLOCK: tl.constexpr,
-    OVERLAP: tl.constexpr,
 ) -> None:
     token = tl.program_id(0).to(tl.int64)
     pair = tl.arange(0, BLOCK)
     inside = pair < HALF
-    if OVERLAP:
-        gdc_wait()
-        gdc_launch_dependents()
     angle = tl.load(positions + token).to(tl.float32) * tl.load(frequencies + pair, mask=inside, other=0.0)
     cosine, sine = tl.cos(angle) * MAGNITUDE, tl.sin(angle) * MAGNITUDE
     at = token * 2 * HALF + pair
@@ -115,7 +106,6 @@ def _turn_and_store(
     EPS: tl.constexpr,
     GROUP: tl.constexpr,
     HALF: tl.constexpr,
-    OVERLAP: tl.constexpr,
 ) -> None:
     token = tl.program_id(0).to(tl.int64)
     first = tl.program_id(1) * GROUP
@@ -123,9 +113,6 @@ def _turn_and_store(
     pair = tl.arange(0, HALF)
     inside = (pair < DIM // 2)[None, :] & (head >= 0)  # [group, half] on both ways through the branch below
     within = head * DIM + pair[None, :]  # of the group, an element of the first half of a head
-    if OVERLAP:
-        gdc_wait()
-        gdc_launch_dependents()
     source = qkv + token * (HEADS + 2 * KV_HEADS) * DIM + first * DIM + within
     one = tl.load(source, mask=inside, other=0.0)
     other = tl.load(source + DIM // 2, mask=inside, other=0.0)

@@ -11,9 +11,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from outrider_runtime.kernels.launch import launch_options
 from outrider_runtime.sampling.table import Mode, SamplingTable
 
 PART = 2048  # of the vocabulary, a program each
@@ -132,7 +130,6 @@ def _search(
         "PART": PART,
         "NOISE": noise,
         "FLOORS": floors is not None,
-        **launch_options(),
     }
     _best_of_parts[(parts, rows)](*arguments, **constants)
     _best[(rows,)](*arguments, tokens, PART_BLOCK=triton.next_power_of_2(parts), **constants)
@@ -154,11 +151,7 @@ def _best_of_parts(
     PART: tl.constexpr,
     NOISE: tl.constexpr,
     FLOORS: tl.constexpr,
-    OVERLAP: tl.constexpr,
 ) -> None:
-    if OVERLAP:
-        gdc_wait()
-        gdc_launch_dependents()
     part, row = tl.program_id(0), tl.program_id(1)
     token = part * PART + tl.arange(0, PART)
     score = _load_part(logits, stride, floors, row, token, VOCAB, FLOORS)
@@ -191,11 +184,7 @@ def _best(
     NOISE: tl.constexpr,
     FLOORS: tl.constexpr,
     PART_BLOCK: tl.constexpr,
-    OVERLAP: tl.constexpr,
 ) -> None:
-    if OVERLAP:
-        gdc_wait()
-        gdc_launch_dependents()
     row = tl.program_id(0)
     part = tl.arange(0, PART_BLOCK)
     inside = part < PARTS
