@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from outrider_runtime.models.config import ModelConfig
 
@@ -24,10 +23,3 @@ class KVCache:
             (torch.zeros(shape, dtype=dtype, device=device), torch.zeros(shape, dtype=dtype, device=device))
             for _ in range(config.num_layers)
         ]
-
-    def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Store [tokens, kv heads, dim] at [tokens] slots; returns the layer's whole arrays."""
-        all_keys, all_values = self.layers[layer]
-        all_keys[slots] = keys
-        all_values[slots] = values
-        return all_keys, all_values
