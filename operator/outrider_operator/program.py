@@ -12,6 +12,7 @@ import aiohttp
 
 from outrider_operator import handlers, health, kinds
 from outrider_operator.cache import Cache
+from outrider_operator.clock import REAL, Clock
 from outrider_operator.errors import OutriderError
 from outrider_operator.events import Publisher
 from outrider_operator.fleet.measure import put_policy, read_pods
@@ -44,20 +45,22 @@ async def run(
     stop: asyncio.Event,
     wrap: Wrap = lambda kube: kube,
     watching: Callable[[], None] = lambda: None,
+    clock: Clock = REAL,
 ) -> None:
     """Work until `stop` is set. Raises OutriderError when it cannot go on; the Lease is released in any case.
 
-    `wrap` may put something between the operator and the API server; `watching` is called once the watches run.
+    `wrap` may put something between the operator and the API server; `watching` is called once the watches run;
+    by `clock` the fleet is measured and decided about.
     """
     configuration = await load(settings.kubeconfig, settings.context)
     async with AsyncExitStack() as stack:
-        await Operator(settings, stack).run(configuration, stop, wrap, watching)
+        await Operator(settings, stack, clock).run(configuration, stop, wrap, watching)
 
 
 class Operator:
-    def __init__(self, settings: Settings, stack: AsyncExitStack) -> None:
+    def __init__(self, settings: Settings, stack: AsyncExitStack, clock: Clock) -> None:
         """`stack` closes what is opened, in reverse."""
-        self._settings, self._stack = settings, stack
+        self._settings, self._stack, self._clock = settings, stack, clock
         self._cache = Cache()
         self._queue = Queue(settings.retry_seconds, settings.retry_limit_seconds)
         self._metrics = Metrics(self._cache, self._queue)
@@ -117,12 +120,12 @@ class Operator:
 
     @asynccontextmanager
     async def _reconciler(self, kube: Kube, writes: Writes) -> AsyncIterator[Reconciler]:
-        settings = self._settings
+        settings, clock = self._settings, self._clock
         connector = aiohttp.TCPConnector(limit=settings.measure_concurrency)
         async with aiohttp.ClientSession(connector=connector) as session:
 
             async def read(pods: Sequence[Pod]) -> Mapping[str, Sample]:
-                samples = await read_pods(session, pods)
+                samples = await read_pods(session, pods, clock=clock.monotonic)
                 for sample in samples.values():
                     self._metrics.measurements.labels("read" if sample.answer else "unreadable").inc()
                 return samples
@@ -132,7 +135,7 @@ class Operator:
                 self._metrics.measurements.labels("told").inc()
                 return answer
 
-            rounds = Rounds(read, self._queue.add, settings.measure_seconds)
+            rounds = Rounds(read, self._queue.add, settings.measure_seconds, clock)
             tokens = Tokens(kube)
             teller = Teller(put, rounds, tokens)
             publisher = Publisher(kube, settings.identity)
@@ -144,7 +147,7 @@ class Operator:
             )
             parts = (rounds, tokens, teller, publisher, self._metrics, defaults)
             try:
-                yield Reconciler(kube, self._cache, self._queue, writes, *parts)
+                yield Reconciler(kube, self._cache, self._queue, writes, *parts, clock=clock.monotonic, wall=clock.wall)
             finally:
                 await rounds.close()
 

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from outrider_operator.cache import Key
+from outrider_operator.clock import REAL, Clock
 from outrider_operator.fleet.history import remember
 from outrider_operator.fleet.samples import Answer, Fleet, Sample
 from outrider_operator.observe import Pod
@@ -34,9 +34,10 @@ class Rounds:
         read: ReadPods,
         measured: Callable[[Key], None],
         interval: float = 5.0,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Clock = REAL,
     ) -> None:
-        self._read, self._measured, self._interval, self._clock = read, measured, interval, clock
+        self._read, self._measured, self._interval = read, measured, interval
+        self._now, self._sleep = clock.monotonic, clock.sleep
         self._models: dict[Key, _Watched] = {}
 
     def fleet(self, key: Key) -> Fleet:
@@ -54,7 +55,7 @@ class Rounds:
         if pods and not running:
             watched.task = asyncio.create_task(self._measure(key, watched), name=f"rounds of {key}")
         elif not pods and watched.fleet.samples:
-            watched.fleet = remember(watched.fleet, {}, self._clock(), keep)
+            watched.fleet = remember(watched.fleet, {}, self._now(), keep)
 
     def told(self, key: Key, pod: str, answer: Answer) -> None:
         """A pod's answer to a PUT is newer than its last sample."""
@@ -77,10 +78,10 @@ class Rounds:
     async def _measure(self, key: Key, watched: _Watched) -> None:
         """Rounds until no pod is ready."""
         while watched.pods:
-            started = self._clock()
+            started = self._now()
             samples = await self._read(watched.pods)
             ready = {pod.name for pod in watched.pods}  # may have changed meanwhile
             kept = {name: sample for name, sample in samples.items() if name in ready}
-            watched.fleet = remember(watched.fleet, kept, self._clock(), watched.keep)
+            watched.fleet = remember(watched.fleet, kept, self._now(), watched.keep)
             self._measured(key)
-            await asyncio.sleep(max(0.0, started + self._interval - self._clock()))
+            await self._sleep(max(0.0, started + self._interval - self._now()))

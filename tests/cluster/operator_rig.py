@@ -22,6 +22,7 @@ import aiohttp
 from aiohttp import web
 
 from outrider_operator import program
+from outrider_operator.clock import REAL, Clock
 from outrider_operator.errors import Conflict, NotFound
 from outrider_operator.kinds import KINDS
 from outrider_operator.kube import Client, Kube, Page
@@ -126,8 +127,8 @@ class Faults:
 class Operator:
     """One life of the operator, in a thread and loop of its own: at its end kopf cancels every task of its loop."""
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
+    def __init__(self, settings: Settings, clock: Clock = REAL) -> None:
+        self._settings, self._clock = settings, clock
         self._watching = threading.Event()
         self._tell: Callable[[], object] = lambda: None
         self._ended: asyncio.Future[None]
@@ -146,7 +147,7 @@ class Operator:
             loop, stop = asyncio.get_running_loop(), asyncio.Event()
             self._tell = lambda: loop.call_soon_threadsafe(stop.set)
             try:
-                await program.run(self._settings, stop, wrap, self._watching.set)
+                await program.run(self._settings, stop, wrap, self._watching.set, self._clock)
             finally:
                 await asyncio.sleep(CLOSING)
 
@@ -256,9 +257,11 @@ class Rig:
         self._has_account = False
         self._session: aiohttp.ClientSession | None = None
 
-    async def operator(self, *, settings: Mapping[str, Any] | None = None, **hooks: Any) -> Operator:
+    async def operator(
+        self, *, settings: Mapping[str, Any] | None = None, clock: Clock = REAL, **hooks: Any
+    ) -> Operator:
         changed = self._settings.model_copy(update=dict(settings or {}))
-        operator = Operator(changed)
+        operator = Operator(changed, clock)
         self._operators.append(operator)
         return await operator.start(**hooks)
 
