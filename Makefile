@@ -7,7 +7,7 @@ VENV := $(OUTRIDER_HOME)/venv/bin
 
 .DEFAULT_GOAL := help
 .PHONY: help venv lint test test-unit test-runtime test-cluster test-node test-e2e demo down images crds docs lock \
-        soak bench-operator clean
+        soak bench-operator bench-fleet clean
 
 help:            ## this list
 	@sed -n 's/^\([a-z0-9 -]*\):.*## /  make \1\t/p' Makefile | expand -t 60
@@ -32,6 +32,9 @@ soak: venv       ## the long tests: 1,000 objects, many restarts
 
 bench-operator: venv ## create and reconcile 1,000 objects on a real API server
 	@$(VENV)/python benchmarks/operator_scale.py
+
+bench-fleet: venv ## a simulated fleet under five loads, beside the HPA's rule and an oracle
+	@$(VENV)/python benchmarks/fleet.py
 
 venv:            ## the development environment, made once for all clones
 	@hack/venv
