@@ -67,9 +67,13 @@ async def test_a_change_of_mode_reaches_every_pod_and_restarts_none(rig: Rig) ->
         def disable(body: dict[str, Any]) -> None:
             body["spec"]["speculativeDecoding"]["mode"] = "Disabled"
 
-        await rig.edit("SpeculativeModel", "llama", disable)
-        for runtime in (one, two):
-            await eventually(lambda runtime=runtime: _told(runtime, "Disabled"), "both are told")
+        def shorten(body: dict[str, Any]) -> None:
+            body["spec"]["speculativeDecoding"] |= {"mode": "Auto", "numSpeculativeTokens": 2}
+
+        for change, state, tokens in ((disable, "Disabled", 4), (shorten, "Active", 2)):
+            await rig.edit("SpeculativeModel", "llama", change)
+            for runtime in (one, two):
+                await eventually(lambda r=runtime, s=state, t=tokens: _told(r, s, t), "both are told", 10)
         assert (await rig.need("Deployment", "llama"))["metadata"]["generation"] == before
 
 
@@ -159,8 +163,9 @@ async def _says(rig: Rig, state: str) -> bool:
     return await _state(rig) == state
 
 
-async def _told(runtime: Runtime, state: str) -> bool:
-    return bool(runtime.puts) and runtime.puts[-1]["state"] == state
+async def _told(runtime: Runtime, state: str, tokens: int = 4) -> bool:
+    last = runtime.puts[-1] if runtime.puts else {}
+    return (last.get("state"), last.get("numSpeculativeTokens")) == (state, tokens)
 
 
 async def _measured(runtime: Runtime) -> bool:

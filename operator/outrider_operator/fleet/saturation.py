@@ -100,13 +100,15 @@ def disable_at(memory: Memory, saturation: Saturation, view: View) -> float | No
     """Mean running requests per replica at which speculation is suspended.
 
     The spec's; else the one it was suspended at, until it resumes (nothing measures a break-even while nothing is
-    drafted); else the median break-even of the ready pods. None when nobody knows one: the reflex alone decides.
+    drafted); else the median break-even of the ready pods. None when nobody knows one, or where drafting does not even
+    pay for a single request, which is no matter of load: the reflex alone decides.
     """
     if saturation.disable_at_concurrency is not None:
         return float(saturation.disable_at_concurrency)
     if memory.disable_at:
         return memory.disable_at
-    return break_even(view)
+    even = break_even(view)
+    return even if even is not None and even > 1 else None
 
 
 def break_even(view: View) -> float | None:

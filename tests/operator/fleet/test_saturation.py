@@ -157,6 +157,12 @@ def test_the_measured_break_even_is_the_threshold_where_the_spec_has_none():
     assert _decide(_view([Did(running=7, fields=EVEN)] * 6), plain).state is ACTIVE
 
 
+def test_a_draft_that_pays_for_nobody_is_no_saturation():
+    """Suspended at 1 it would resume at 0: a draft that is bad for a while must not be put aside until nobody asks."""
+    never = [Did(running=5, fields={"break_even_concurrency": 1})] * 6
+    assert _decide(_view(never), spec()).state is ACTIVE
+
+
 def test_a_measured_threshold_is_frozen_while_suspended_and_read_again_after():
     plain = spec()
     memory = _decide(_view([Did(running=9, fields=EVEN)] * 6), plain)
