@@ -149,6 +149,7 @@ def paged_attention(query: Tensor, keys: Tensor, values: Tensor, plan: PagedPlan
             DIM_PADDED=max(16, triton.next_power_of_2(dim)),
             BLOCK_SIZE=plan.block_size,
             WINDOW=plan.shape.sliding_window or 0,
+            SOFTCAP=plan.shape.softcap or 0.0,
             SMALL=work.small,
             ROWS=tile.padded_rows(shared),
             KEYS=tile.keys,
@@ -273,6 +274,7 @@ def _attention(
     DIM_PADDED: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
     SMALL: tl.constexpr,
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
@@ -316,11 +318,11 @@ def _attention(
             masked_from = tl.maximum(begin, tl.minimum(open_end, end) // KEYS * KEYS)
             top, total, acc = _visit(
                 top, total, acc, tile, positions, seen, keys, values, table, kv_head, begin, masked_from, end, step,
-                scale, ancestors is not None, False, KV_HEADS, DIM, DIM_PADDED, BLOCK_SIZE, WINDOW, KEYS,
+                scale, ancestors is not None, False, KV_HEADS, DIM, DIM_PADDED, BLOCK_SIZE, WINDOW, SOFTCAP, KEYS,
             )  # fmt: skip
         top, total, acc = _visit(
             top, total, acc, tile, positions, seen, keys, values, table, kv_head, masked_from, end, end, step,
-            scale, ancestors is not None, True, KV_HEADS, DIM, DIM_PADDED, BLOCK_SIZE, WINDOW, KEYS,
+            scale, ancestors is not None, True, KV_HEADS, DIM, DIM_PADDED, BLOCK_SIZE, WINDOW, SOFTCAP, KEYS,
         )  # fmt: skip
 
         divisor = tl.where(total > 0, total, 1.0)  # a row that sees nothing is zeros
@@ -372,6 +374,7 @@ def _visit(
     DIM_PADDED: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
     KEYS: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """Online softmax over the keys in [begin, until): each row's maximum (log2), its sum of weights, and the
@@ -395,6 +398,9 @@ def _visit(
             k = tl.load(keys + place)
             v = tl.load(values + place)
         scores = tl.dot(tile, tl.trans(k), input_precision="ieee") * scale
+        if SOFTCAP > 0:
+            bound = SOFTCAP * LOG2_E
+            scores = bound * (2 * tl.sigmoid(scores * (2 / bound)) - 1)  # bound * tanh(scores / bound)
         if MASKED:
             visible = (key < end)[None, :]
             if TREE:

@@ -7,8 +7,8 @@ batch of decodes is a few calls and a long prompt beside it does not inflate the
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import torch
@@ -26,6 +26,8 @@ class AttentionShape:
     shared: int  # query heads per KV head, packed as more queries of one head
     sliding_window: int | None
     dtype: torch.dtype
+    full_layers: bool = False  # some layers have no window, though others have
+    softcap: float | None = None  # bounds scores: softcap * tanh(score / softcap)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,7 @@ class AttentionGroup:
     slots: Tensor  # [requests, context] int64, in position order
     bias: Tensor  # [requests, 1, shared * queries, context], 0 where a query sees a key, else -inf
     whole: bool  # its rows are all of the batch's, in order
+    softcap: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +94,26 @@ class PagedPlan:
     ancestors: Tensor | None  # [tokens] int64
 
 
-AttentionPlan = tuple[AttentionGroup, ...] | PagedPlan
+LayerPlan = tuple[AttentionGroup, ...] | PagedPlan
+
+
+@dataclass(frozen=True, slots=True)
+class MixedPlan:
+    """Of a model whose layers differ in that some have a window."""
+
+    windowed: LayerPlan
+    full: LayerPlan
+
+
+AttentionPlan = LayerPlan | MixedPlan
+
+
+def plan_layers(shape: AttentionShape, plan: Callable[[AttentionShape], LayerPlan]) -> AttentionPlan:
+    """By `plan`, for each kind of layer that the model has."""
+    if not shape.full_layers:
+        return plan(shape)
+    windowed = replace(shape, full_layers=False)
+    return MixedPlan(plan(windowed), plan(replace(windowed, sliding_window=None)))
 
 
 def plan_attention(
@@ -127,17 +149,22 @@ def plan_attention(
                 slots=tables[:, keys // block_size] * block_size + keys % block_size,
                 bias=_bias(positions[rows].unsqueeze(-1) - keys, shape),
                 whole=len(groups) == 1 and rows.numel() == first_rows[-1],
+                softcap=shape.softcap,
             )
         )
     return tuple(plan)
 
 
-def attend(query: Tensor, keys: Tensor, values: Tensor, plan: AttentionPlan, scale: float) -> Tensor:
+def attend(
+    query: Tensor, keys: Tensor, values: Tensor, plan: AttentionPlan, scale: float, *, windowed: bool = True
+) -> Tensor:
     """Softmax attention of each token to the positions its group's bias leaves.
 
     `query` is [tokens, heads, dim]; `keys` and `values` are a layer's arrays, [slots, kv heads, dim], the step's own
-    tokens written already. Returns [tokens, heads, dim].
+    tokens written already. `windowed`: the layer has the window, if any has. Returns [tokens, heads, dim].
     """
+    if isinstance(plan, MixedPlan):
+        plan = plan.windowed if windowed else plan.full
     if isinstance(plan, PagedPlan):
         from outrider_runtime.kernels.attention import paged_attention  # Triton, which a CPU does without
 
@@ -157,13 +184,12 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor, group: AttentionGroup, 
     kv_heads = keys.shape[1]
     query = query.reshape(requests, queries, kv_heads, heads // kv_heads, dim)
     packed = query.permute(0, 2, 3, 1, 4).reshape(requests, kv_heads, -1, dim)
-    attended = F.scaled_dot_product_attention(
-        packed,
-        keys[group.slots].transpose(1, 2),
-        values[group.slots].transpose(1, 2),
-        group.bias,
-        scale=scale,
-    )
+    key, value = keys[group.slots].transpose(1, 2), values[group.slots].transpose(1, 2)
+    if group.softcap is None:
+        attended = F.scaled_dot_product_attention(packed, key, value, group.bias, scale=scale)
+    else:
+        scores = group.softcap * torch.tanh(packed @ key.transpose(2, 3) * (scale / group.softcap))
+        attended = torch.softmax(scores + group.bias, dim=-1) @ value
     unpacked = attended.view(requests, kv_heads, -1, queries, dim).permute(0, 3, 1, 2, 4)
     return unpacked.reshape(requests * queries, heads, dim)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from outrider_runtime.layers.attention import AttentionPlan, AttentionShape, plan_attention
+from outrider_runtime.layers.attention import AttentionPlan, AttentionShape, plan_attention, plan_layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +48,9 @@ def make_batch(spans: Sequence[Span], block_size: int, device: torch.device | st
     owners = [row for row, length in enumerate(lengths) for _ in range(length)]
     flat = torch.tensor([token_ids, positions, owners], dtype=torch.int64, device=device)
     slots = block_tables[flat[2], flat[1] // block_size] * block_size + flat[1] % block_size
-    return Batch(
-        token_ids=flat[0],
-        positions=flat[1],
-        slots=slots,
-        attention=plan_attention(lengths, [span.end for span in spans], flat[1], block_tables, block_size, shape),
-    )
+    ends = [span.end for span in spans]
+    plan = plan_layers(shape, lambda kind: plan_attention(lengths, ends, flat[1], block_tables, block_size, kind))
+    return Batch(token_ids=flat[0], positions=flat[1], slots=slots, attention=plan)
 
 
 def attention_plan(
@@ -76,18 +73,21 @@ def attention_plan(
     if query_starts.is_cuda:
         from outrider_runtime.kernels.attention import plan_paged  # Triton, which a CPU does without
 
-        return plan_paged(
-            query_starts,
-            context_lengths,
-            table_rows,
-            block_tables,
-            tokens=tokens,
-            block_size=block_size,
-            shape=shape,
-            dim=dim,
-            small=small,
+        return plan_layers(
+            shape,
+            lambda kind: plan_paged(
+                query_starts,
+                context_lengths,
+                table_rows,
+                block_tables,
+                tokens=tokens,
+                block_size=block_size,
+                shape=kind,
+                dim=dim,
+                small=small,
+            ),
         )
     lengths, contexts = query_starts.diff().tolist(), context_lengths.tolist()
-    positions = [torch.arange(end - length, end) for length, end in zip(lengths, contexts, strict=True)]
-    tables = block_tables[table_rows].long()
-    return plan_attention(lengths, contexts, torch.cat(positions).to(query_starts.device), tables, block_size, shape)
+    spans = [torch.arange(end - length, end) for length, end in zip(lengths, contexts, strict=True)]
+    positions, tables = torch.cat(spans).to(query_starts.device), block_tables[table_rows].long()
+    return plan_layers(shape, lambda kind: plan_attention(lengths, contexts, positions, tables, block_size, kind))

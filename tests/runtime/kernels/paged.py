@@ -42,6 +42,7 @@ def make_case(
     dim: int = 16,
     block_size: int = 16,
     window: int | None = None,
+    softcap: float | None = None,
     padding: int = 0,
     dtype: torch.dtype = torch.float32,
     device: str = "cpu",
@@ -61,7 +62,7 @@ def make_case(
     return Case(
         list(spans),
         block_size,
-        AttentionShape(shared, window, dtype),
+        AttentionShape(shared, window, dtype, softcap=softcap),
         query,
         keys,
         values,
@@ -105,6 +106,8 @@ def expected(case: Case, ancestors: Tensor | None = None) -> Tensor:
         )
         own = slice(start, start + queries)
         scores = torch.einsum("qhd,khd->hqk", case.query[own].double(), keys) * case.scale
+        if (softcap := case.shape.softcap) is not None:
+            scores = softcap * torch.tanh(scores / softcap)
         step = context - queries
         position = (step + torch.arange(queries, device=case.query.device)).unsqueeze(1)
         visible = key <= position

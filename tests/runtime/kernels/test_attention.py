@@ -25,10 +25,10 @@ def check(case, *, small=False, tolerance=1e-5):
     return result
 
 
-queries_and_context = st.tuples(st.integers(0, 12), st.integers(0, 90)).map(lambda pair: (pair[0], sum(pair)))
+queries_and_context = st.tuples(st.integers(0, 12), st.integers(0, 70)).map(lambda pair: (pair[0], sum(pair)))
 
 
-@settings(max_examples=6)
+@settings(max_examples=5)
 @given(
     spans=st.lists(queries_and_context, min_size=1, max_size=3),
     block_size=st.sampled_from([1, 16, 64]),
@@ -42,9 +42,17 @@ def test_whatever_the_lengths(spans, block_size, window, padding, small):
     check(make_case(spans, block_size=block_size, window=window, padding=padding), small=small)
 
 
-@pytest.mark.parametrize(("kv_heads", "shared", "dim"), [(3, 1, 16), (1, 7, 80), (2, 3, 24), (1, 12, 8)])
+@pytest.mark.parametrize(("kv_heads", "shared", "dim"), [(3, 1, 16), (1, 7, 80), (1, 12, 8)])
 def test_heads_of_any_number_and_size(kv_heads, shared, dim):
-    check(make_case([(1, 70), (9, 20)], kv_heads=kv_heads, shared=shared, dim=dim))
+    check(make_case([(1, 40), (7, 9)], kv_heads=kv_heads, shared=shared, dim=dim))
+
+
+@pytest.mark.parametrize("window", [None, 20])
+def test_scores_are_bounded_where_the_model_says_so(window):
+    case = make_case([(1, 70), (9, 20)], softcap=0.7, window=window)
+    bounded = check(case)
+    without = replace(case, shape=replace(case.shape, softcap=None))
+    assert not torch.allclose(bounded, attended(without, planned(without, small=False, tuning=TUNING)), atol=1e-2)
 
 
 def test_in_half_precision():  # not in bfloat16, whose products the interpreter does not know
@@ -62,7 +70,7 @@ def test_a_long_context_is_at_most_as_many_parts_as_agreed():
 
 
 def test_no_other_request_changes_a_bit_of_the_result():
-    spans = [(1, 70), (5, 37), (8, 20)]
+    spans = [(1, 70), (8, 20)]
     together = make_case(spans)
     whole = attended(together, planned(together, small=False, tuning=TUNING))
     for index, (start, end) in enumerate(zip(together.starts, together.starts[1:], strict=False)):
@@ -76,10 +84,10 @@ def test_no_other_request_changes_a_bit_of_the_result():
 
 
 def test_a_token_is_verified_to_the_bit_as_it_is_decoded():
-    verified = make_case([(5, 125)])
+    verified = make_case([(4, 70)])
     result = attended(verified, planned(verified, small=True, tuning=TUNING))
-    for query in (0, 3):
-        decoded = replace(verified, spans=[(1, 121 + query)], query=verified.query[query : query + 1])
+    for query in (0, 2):
+        decoded = replace(verified, spans=[(1, 67 + query)], query=verified.query[query : query + 1])
         assert torch.equal(attended(decoded, planned(decoded, small=True, tuning=TUNING))[0], result[query])
 
 

@@ -13,10 +13,14 @@ KV_HEADS, SHARED, DIM = 2, 3, 8
 spans = st.lists(st.tuples(st.integers(1, 40), st.integers(0, 300)), min_size=1, max_size=6)
 
 
-def plainly(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, start: int, window: int | None):
+def plainly(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, start: int, window: int | None, softcap: float | None
+):
     """One request: [queries, heads, dim] over [context, kv heads, dim], in double precision."""
     keys, values = (each.double().repeat_interleave(SHARED, dim=1) for each in (keys, values))
     scores = torch.einsum("qhd,khd->hqk", query.double(), keys) * DIM**-0.5
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
     distance = (start + torch.arange(len(query))).unsqueeze(1) - torch.arange(len(keys))
     unseen = (distance < 0) | (distance >= (window or 10_000))
     weights = scores.masked_fill(unseen, -torch.inf).softmax(-1)
@@ -25,9 +29,13 @@ def plainly(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, start
 
 @settings(max_examples=60)
 @given(
-    spans=spans, block_size=st.sampled_from([1, 4, 16]), window=st.sampled_from([None, 1, 7]), seed=st.integers(0, 9)
+    spans=spans,
+    block_size=st.sampled_from([1, 4, 16]),
+    window=st.sampled_from([None, 1, 7]),
+    softcap=st.sampled_from([None, 0.5]),
+    seed=st.integers(0, 9),
 )
-def test_whatever_the_lengths(spans, block_size, window, seed):
+def test_whatever_the_lengths(spans, block_size, window, softcap, seed):
     generator = torch.Generator().manual_seed(seed)
     counts = [-(-(start + length) // block_size) for length, start in spans]
     order = torch.randperm(sum(counts) + 2, generator=generator).tolist()
@@ -35,7 +43,7 @@ def test_whatever_the_lengths(spans, block_size, window, seed):
     members = []
     for (length, start), count in zip(spans, counts, strict=True):
         members.append(Span([0] * length, start, [order.pop() for _ in range(count)]))
-    batch = make_batch(members, block_size, "cpu", AttentionShape(SHARED, window, torch.float32))
+    batch = make_batch(members, block_size, "cpu", AttentionShape(SHARED, window, torch.float32, softcap=softcap))
     query = torch.randn(len(batch.positions), KV_HEADS * SHARED, DIM, generator=generator)
     attended = attend(query, *arrays, batch.attention, DIM**-0.5)
     parts = zip(
@@ -43,7 +51,7 @@ def test_whatever_the_lengths(spans, block_size, window, seed):
     )
     for span, own_query, own in parts:
         slots = torch.tensor([block * block_size + i for block in span.blocks for i in range(block_size)])[: span.end]
-        expected = plainly(own_query, arrays[0][slots], arrays[1][slots], span.start, window)
+        expected = plainly(own_query, arrays[0][slots], arrays[1][slots], span.start, window, softcap)
         torch.testing.assert_close(own, expected, rtol=1e-4, atol=1e-5)
 
 
