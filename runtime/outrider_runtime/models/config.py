@@ -1,4 +1,4 @@
-"""The shape of a Llama-family model, from its config.json: what is supported is read, the rest is refused by name."""
+"""The shape of a model, from its config.json: what is supported is read, the rest is refused by name."""
 
 from __future__ import annotations
 
@@ -15,6 +15,30 @@ ARCHITECTURES = {
     "Qwen2ForCausalLM": (True, False),
     "Qwen3ForCausalLM": (False, True),
 }
+# Run by transformers' code, with our attention (models/generic.py)
+GENERIC_ARCHITECTURES = (
+    "GemmaForCausalLM",
+    "Gemma2ForCausalLM",
+    "Gemma3ForCausalLM",
+    "GPTNeoXForCausalLM",
+    "PhiForCausalLM",
+    "Phi3ForCausalLM",
+    "Starcoder2ForCausalLM",
+    "GraniteForCausalLM",
+    "OlmoForCausalLM",
+    "Olmo2ForCausalLM",
+    "Olmo3ForCausalLM",
+    "CohereForCausalLM",
+    "Cohere2ForCausalLM",
+    "SmolLM3ForCausalLM",
+    "GlmForCausalLM",
+    "Glm4ForCausalLM",
+    "ArceeForCausalLM",
+    "HeliumForCausalLM",
+    "Exaone4ForCausalLM",
+    "SeedOssForCausalLM",
+    "MinistralForCausalLM",
+)
 # rope type -> what its scaling must say
 ROPE_TYPES = {
     "default": (),
@@ -47,18 +71,27 @@ class ModelConfig:
     dtype: str = "float32"  # of the checkpoint
     eos_token_ids: tuple[int, ...] = field(default=())
     bos_token_id: int | None = None
+    transformers: Mapping[str, Any] | None = None  # config.json, where transformers' code runs the model
 
 
 def model_config(config: Mapping[str, Any], generation: Mapping[str, Any] | None = None) -> ModelConfig:
     """From the contents of config.json and generation_config.json. Raises Refusal(UnsupportedModel)."""
     architecture = (config.get("architectures") or ["none"])[0]
-    if architecture not in ARCHITECTURES:
-        raise _unsupported(f"architecture {architecture}; supported: {', '.join(ARCHITECTURES)}")
+    if architecture not in (*ARCHITECTURES, *GENERIC_ARCHITECTURES):
+        supported = ", ".join((*ARCHITECTURES, *GENERIC_ARCHITECTURES))
+        raise _unsupported(f"architecture {architecture}; supported: {supported}")
     if quantization := config.get("quantization_config"):
         method = quantization.get("quant_method", "an unnamed method")
         raise _unsupported(
             f"the checkpoint is quantized by {method}; give one in bfloat16, float16 or float32, or a GGUF file"
         )
+    eos = (generation or {}).get("eos_token_id")
+    eos = config.get("eos_token_id") if eos is None else eos
+    eos_token_ids = tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,)
+    if architecture in GENERIC_ARCHITECTURES:
+        from outrider_runtime.models.generic import generic_config  # imports transformers, which takes seconds
+
+        return generic_config(config, eos_token_ids)
     if (act := config.get("hidden_act", "silu")) != "silu":
         raise _unsupported(f"hidden_act {act}; supported: silu")
     qkv_bias, qk_norm = ARCHITECTURES[architecture]
@@ -70,8 +103,6 @@ def model_config(config: Mapping[str, Any], generation: Mapping[str, Any] | None
         raise _unsupported(f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}")
     layers = _size(config, "num_hidden_layers")
     rope_theta, rope_scaling = _rope(config)
-    eos = (generation or {}).get("eos_token_id")
-    eos = config.get("eos_token_id") if eos is None else eos
     return ModelConfig(
         architecture=architecture,
         vocab_size=_size(config, "vocab_size"),
@@ -92,13 +123,17 @@ def model_config(config: Mapping[str, Any], generation: Mapping[str, Any] | None
         sliding_window=_sliding_window(architecture, layers, config),
         tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
         dtype=str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch."),
-        eos_token_ids=tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,),
+        eos_token_ids=eos_token_ids,
         bos_token_id=config.get("bos_token_id"),
     )
 
 
 def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Every tensor a checkpoint of this shape holds, by its name in Hugging Face's format."""
+    if config.transformers is not None:
+        from outrider_runtime.models.generic import generic_tensor_shapes  # imports transformers
+
+        return generic_tensor_shapes(config)
     hidden, ffn = config.hidden_size, config.intermediate_size
     q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     layer: dict[str, tuple[int, ...]] = {

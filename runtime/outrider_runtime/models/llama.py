@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import torch
 from torch import Tensor, nn
 
-from outrider_runtime.errors import Refusal
 from outrider_runtime.kv.cache import KVCache
 from outrider_runtime.layers.attention import AttentionShape, attend
 from outrider_runtime.layers.batch import Batch
@@ -15,17 +12,13 @@ from outrider_runtime.layers.embedding import Embedding
 from outrider_runtime.layers.linear import MergedLinear
 from outrider_runtime.layers.norm import RMSNorm
 from outrider_runtime.layers.rope import RotaryEmbedding, Rotation, turn_and_store
+from outrider_runtime.models.causal import CausalLM
 from outrider_runtime.models.config import ModelConfig
 
 
-class LlamaForCausalLM(nn.Module):
-    """Weights are uninitialised until load()."""
-
+class LlamaForCausalLM(CausalLM):
     def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device | str) -> None:
-        super().__init__()
-        self.config = config
-        self.dtype = dtype
-        self.device = torch.device(device)
+        super().__init__(config, dtype, device)
         self.embedding = Embedding(config.vocab_size, config.hidden_size, dtype, device)
         self.layers = nn.ModuleList(DecoderLayer(config, index, dtype, device) for index in range(config.num_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype, device)
@@ -39,7 +32,6 @@ class LlamaForCausalLM(nn.Module):
 
     @torch.inference_mode()
     def forward(self, batch: Batch, cache: KVCache) -> Tensor:
-        """Write the batch's KV and return its hidden states after the last norm, [tokens, hidden]."""
         hidden = self.embedding(batch.token_ids)
         rotation = self.rope(batch.positions, self.dtype)
         for layer in self.layers:
@@ -49,12 +41,10 @@ class LlamaForCausalLM(nn.Module):
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
-        """[rows, hidden] to [rows, vocab]."""
         logits: Tensor = self.head.logits(hidden)
         return logits
 
     def shards(self) -> dict[str, Tensor]:
-        """Where each tensor of a checkpoint goes, by its name there."""
         shards = self.embedding.shards("model.embed_tokens") | self.norm.shards("model.norm")
         for index, layer in enumerate(self.layers):
             assert isinstance(layer, DecoderLayer)
@@ -62,29 +52,6 @@ class LlamaForCausalLM(nn.Module):
         if self.head is not self.embedding:
             shards |= self.head.shards("lm_head")
         return shards
-
-    @torch.no_grad()
-    def load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Copy a checkpoint's tensors, named as Hugging Face names them, converting their dtype.
-
-        Raises Refusal(UnsupportedModel) naming what is missing, unexpected or of another shape.
-        """
-        missing = self.shards()
-        unexpected, misshaped = [], []
-        for name, tensor in weights:
-            if name.endswith("rotary_emb.inv_freq") or (name == "lm_head.weight" and self.head is self.embedding):
-                continue  # both can be derived, and some checkpoints carry them all the same
-            shard = missing.pop(name, None)
-            if shard is None:
-                unexpected.append(name)
-            elif shard.shape != tensor.shape:
-                misshaped.append(f"{name} is {list(tensor.shape)}, config.json says {list(shard.shape)}")
-            else:
-                shard.copy_(tensor)
-        faults = [("missing", list(missing)), ("unexpected", unexpected), ("misshaped", misshaped)]
-        if any(names for _, names in faults):
-            told = "; ".join(f"{fault}: {_some(names)}" for fault, names in faults if names)
-            raise Refusal("UnsupportedModel", f"the checkpoint's tensors do not fit {self.config.architecture}: {told}")
 
 
 class DecoderLayer(nn.Module):
@@ -159,8 +126,3 @@ class MLP(nn.Module):
 
     def shards(self, name: str) -> dict[str, Tensor]:
         return self.gate_up.shards(name) | self.down.shards(name)
-
-
-def _some(names: list[str], shown: int = 5) -> str:
-    more = f" and {len(names) - shown} more" if len(names) > shown else ""
-    return ", ".join(names[:shown]) + more

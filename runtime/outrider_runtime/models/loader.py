@@ -10,19 +10,20 @@ import torch
 from outrider_runtime.config import EngineConfig
 from outrider_runtime.engine.messages import DraftState, LoadedModel
 from outrider_runtime.errors import Refusal
-from outrider_runtime.models.config import ModelConfig, tensor_shapes
-from outrider_runtime.models.llama import LlamaForCausalLM
+from outrider_runtime.models.causal import CausalLM
+from outrider_runtime.models.config import ModelConfig
 from outrider_runtime.models.memory import parameters
 from outrider_runtime.models.preflight import Candidate, Preflight, Report, cache_folder, preflight, refused
+from outrider_runtime.models.registry import make_model
 from outrider_runtime.models.sources import find
-from outrider_runtime.models.weights import reading
+from outrider_runtime.models.transfer import fill
 
 _API_DTYPES = {torch.bfloat16: "BFloat16", torch.float16: "Float16", torch.float32: "Float32"}
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    module: LlamaForCausalLM  # on its device, weights loaded
+    module: CausalLM  # on its device, weights loaded
     config: ModelConfig
     loaded: LoadedModel
 
@@ -75,8 +76,8 @@ def load(config: EngineConfig, report: Report) -> Loaded:
 def _load(config: EngineConfig, candidate: Candidate, ready: Preflight, report: Report) -> Model:
     found = find(candidate.source, cache_folder(config), report)
     checkpoint = candidate.checkpoint
-    module = LlamaForCausalLM(checkpoint.config, ready.dtype, ready.device)
-    module.load(reading(checkpoint.weights(), tensor_shapes(checkpoint.config), checkpoint.name, report))
+    module = make_model(checkpoint.config, ready.dtype, ready.device)
+    fill(module.shards(), checkpoint.weights(), checkpoint.name, report)
     module.eval()
     loaded = LoadedModel(found.revision, parameters(checkpoint.config), _API_DTYPES[ready.dtype])
     return Model(module, checkpoint.config, loaded)

@@ -1,11 +1,12 @@
-"""Reading the tensors of a checkpoint: what there is, without reading it, and then one tensor after the other."""
+"""The tensors of a checkpoint: what there is and where it lies, without reading it, and then one after the other."""
 
 from __future__ import annotations
 
 import json
 import pickle
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,7 +16,19 @@ from torch import Tensor
 
 from outrider_runtime.errors import Refusal
 
-REPORT_SECONDS = 5.0
+# By their names in safetensors; integers and booleans are in tables that nobody reads
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -29,19 +42,32 @@ class Weights(Protocol):
     def __iter__(self) -> Iterator[tuple[str, Tensor]]: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a tensor lies as it is in memory, in bytes."""
+
+    file: Path
+    offset: int
+    nbytes: int
+    dtype: torch.dtype
+
+
 class SafetensorsWeights:
-    """One file or several, mapped into memory. Headers are checked against the files' sizes at once."""
+    """One file or several. Headers are checked against the files' sizes at once. `places` are in the files' order."""
 
     def __init__(self, files: Mapping[Path, set[str] | None]) -> None:
         """`files`: each file with the tensors its index promises, None without an index."""
         shapes: dict[str, tuple[int, ...]] = {}
+        places: dict[str, Place] = {}
         for file, promised in files.items():
-            header = _safetensors_header(file)
+            header, start = _safetensors_header(file)
             if absent := (promised or set()) - header.keys():
                 raise torn(file, f"lacks {min(absent)}, which the index says it holds")
             shapes |= {name: tuple(entry["shape"]) for name, entry in header.items()}
+            places |= _places(file, header, start)
         self.files = tuple(files)
         self.shapes: Shapes = shapes
+        self.places: Mapping[str, Place] = places
         self.nbytes = sum(file.stat().st_size for file in files)
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
@@ -96,7 +122,7 @@ def expected(weights: Weights, shapes: Shapes, name: str) -> None:
                 f"{name}: {tensor} has shape {list(weights.shapes[tensor])}, config.json asks for {list(shape)}; "
                 "give the config.json that goes with these weights",
             )
-    unknown = {tensor for tensor in weights.shapes.keys() - shapes.keys() if not _ignored(tensor)}
+    unknown = {tensor for tensor in weights.shapes.keys() - shapes.keys() if not derivable(tensor)}
     if unknown:
         raise Refusal(
             "UnsupportedModel",
@@ -105,28 +131,11 @@ def expected(weights: Weights, shapes: Shapes, name: str) -> None:
         )
 
 
-def _ignored(tensor: str) -> bool:
-    """Derived tables that old versions saved, and the head of a model that ties it to its embedding."""
-    return tensor.endswith(".rotary_emb.inv_freq") or tensor == "lm_head.weight"
-
-
-def reading(weights: Weights, shapes: Shapes, name: str, report: Callable[[str], None]) -> Iterator[tuple[str, Tensor]]:
-    """The tensors named in `shapes`, with a line to `report` every few seconds and one at the end."""
-    start = said = time.monotonic()
-    done = 0
-    for tensor_name, tensor in weights:
-        if tensor_name not in shapes:
-            continue
-        yield tensor_name, tensor
-        done += tensor.nbytes
-        if (now := time.monotonic()) - said > REPORT_SECONDS:
-            said = now
-            report(f"{name}: {_rate(done, now - start)} so far")
-    report(f"{name}: weights loaded, {_rate(done, time.monotonic() - start)}")
-
-
-def _rate(nbytes: int, seconds: float) -> str:
-    return f"{nbytes / 1e9:.2f} GB in {seconds:.1f} s, {nbytes / 1e9 / max(seconds, 1e-6):.2f} GB/s"
+def derivable(tensor: str) -> bool:
+    """Tables and masks that old versions saved, and the head of a model that ties it to its embedding."""
+    return tensor == "lm_head.weight" or tensor.endswith(
+        (".rotary_emb.inv_freq", ".attention.bias", ".attention.masked_bias")
+    )
 
 
 def torn(file: Path, what: str) -> Refusal:
@@ -164,8 +173,11 @@ def weight_map(index: Path) -> dict[str, str]:
     return found
 
 
-def _safetensors_header(file: Path) -> dict[str, Any]:
-    """Tensor name -> {dtype, shape, data_offsets}. The format: 8 bytes of length, JSON of that length, the data."""
+def _safetensors_header(file: Path) -> tuple[dict[str, Any], int]:
+    """Tensor name -> {dtype, shape, data_offsets}, and where the data begin that the offsets count from.
+
+    The format: 8 bytes of length, JSON of that length, the data.
+    """
     size = file.stat().st_size
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
@@ -179,7 +191,19 @@ def _safetensors_header(file: Path) -> dict[str, Any]:
             raise torn(file, "has no safetensors header") from error
     if end != size:
         raise torn(file, f"is truncated: {size} bytes of {end}" if size < end else f"is {size} bytes, not {end}")
-    return header
+    return header, 8 + length
+
+
+def _places(file: Path, header: Mapping[str, Any], start: int) -> dict[str, Place]:
+    found = {}
+    for name, entry in sorted(header.items(), key=lambda item: int(item[1]["data_offsets"][0])):
+        begin, end = entry["data_offsets"]
+        if (dtype := DTYPES.get(entry["dtype"])) is None:
+            raise Refusal("UnsupportedModel", f"{file}: {name} is in {entry['dtype']}; supported: {', '.join(DTYPES)}")
+        if end - begin != prod(entry["shape"]) * dtype.itemsize:
+            raise torn(file, f"says {end - begin} bytes for {name}, {entry['dtype']} of {entry['shape']}")
+        found[name] = Place(file, start + begin, end - begin, dtype)
+    return found
 
 
 def _torch_load(file: Path) -> dict[str, Tensor]:

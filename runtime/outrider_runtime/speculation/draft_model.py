@@ -18,7 +18,7 @@ from outrider_runtime.engine.scheduler import Chunk
 from outrider_runtime.engine.state import DeviceState
 from outrider_runtime.kv.cache import KVCache
 from outrider_runtime.layers.batch import Batch
-from outrider_runtime.models.llama import LlamaForCausalLM
+from outrider_runtime.models.causal import CausalLM
 from outrider_runtime.sampling.sampler import sample
 from outrider_runtime.sampling.table import Mode, SamplingTable
 from outrider_runtime.speculation.proposer import DraftPlan, Read
@@ -34,7 +34,7 @@ class DraftModel:
 
     def __init__(
         self,
-        model: LlamaForCausalLM,
+        model: CausalLM,
         cache: KVCache,
         state: DeviceState,
         table: SamplingTable,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from outrider_runtime.config import EngineConfig
 from outrider_runtime.engine.state import DeviceState
 from outrider_runtime.kv.cache import KVCache
-from outrider_runtime.models.llama import LlamaForCausalLM
+from outrider_runtime.models.causal import CausalLM
 from outrider_runtime.sampling.table import SamplingTable
 from outrider_runtime.speculation.draft_model import DraftModel
 from outrider_runtime.speculation.ngram import NGram
@@ -20,8 +20,8 @@ class Setting:
     """What a method may build on. `draft` and its KV arrays are there when one was given."""
 
     config: EngineConfig
-    target: LlamaForCausalLM
-    draft: LlamaForCausalLM | None
+    target: CausalLM
+    draft: CausalLM | None
     draft_cache: KVCache | None
     state: DeviceState
     table: SamplingTable

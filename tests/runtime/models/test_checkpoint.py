@@ -13,8 +13,6 @@ from tests.runtime.folders import make_model
 
 from outrider_runtime.errors import Refusal
 from outrider_runtime.models.checkpoint import open_checkpoint
-from outrider_runtime.models.config import tensor_shapes
-from outrider_runtime.models.weights import reading
 
 
 @pytest.fixture
@@ -81,24 +79,6 @@ def test_a_bin_file_that_runs_code_is_refused_unrun(folder, tmp_path):
     reason, message = refusal(folder)
     assert (reason, "pytorch_model.bin holds something other than tensors" in message) == ("ModelNotFound", True)
     assert not (tmp_path / "ran").exists()
-
-
-def test_a_tied_head_that_is_stored_all_the_same_is_left_out(tmp_path):
-    folder = make_model(tmp_path / "tied", tie_word_embeddings=True)
-    tensors = load_file(folder / "model.safetensors")
-    assert "lm_head.weight" not in tensors
-    save_file({**tensors, "lm_head.weight": tensors["model.embed_tokens.weight"] + 1}, folder / "model.safetensors")
-    checkpoint = open_checkpoint("m", folder, folder)
-    read = dict(reading(checkpoint.weights(), tensor_shapes(checkpoint.config), "m", lambda line: None))
-    assert same(read, tensors)
-
-
-def test_reading_ends_with_a_line_of_size_and_speed(tiny_model_dir):
-    lines = []
-    checkpoint = open_checkpoint("m", tiny_model_dir, tiny_model_dir)
-    list(reading(checkpoint.weights(), tensor_shapes(checkpoint.config), "m", lines.append))
-    assert len(lines) == 1
-    assert lines[0].startswith("m: weights loaded, 0.00 GB in ")
 
 
 @pytest.mark.parametrize("size", [0, 4, 100, -1])
