@@ -14,7 +14,7 @@ from outrider_runtime.engine.runner import Outcome, Runner, Ticket
 from outrider_runtime.engine.scheduler import Chunk, Scheduler
 from outrider_runtime.errors import BadRequest
 from outrider_runtime.kv.prefix import PrefixCache
-from outrider_runtime.models.llama import LlamaForCausalLM
+from outrider_runtime.models.causal import CausalLM
 from outrider_runtime.speculation.policy import Policy
 
 
@@ -34,8 +34,8 @@ class Engine:
     def __init__(
         self,
         config: EngineConfig,
-        target: LlamaForCausalLM,
-        draft: LlamaForCausalLM | None = None,
+        target: CausalLM,
+        draft: CausalLM | None = None,
         *,
         eos_token_ids: Collection[int] = (),
         max_model_len: int | None = None,

@@ -20,7 +20,7 @@ from outrider_runtime.engine.scheduler import Chunk
 from outrider_runtime.engine.state import DeviceState
 from outrider_runtime.graphs import Graphs, bucket, buckets
 from outrider_runtime.kv.cache import KVCache
-from outrider_runtime.models.llama import LlamaForCausalLM
+from outrider_runtime.models.causal import CausalLM
 from outrider_runtime.sampling.sampler import sample
 from outrider_runtime.sampling.table import Mode, SamplingTable, mode_of
 from outrider_runtime.speculation.proposer import Proposer, Read
@@ -67,8 +67,8 @@ class Runner:
     def __init__(
         self,
         config: EngineConfig,
-        target: LlamaForCausalLM,
-        draft: LlamaForCausalLM | None,
+        target: CausalLM,
+        draft: CausalLM | None,
         *,
         num_blocks: int,
         max_model_len: int,
