@@ -8,9 +8,11 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from outrider_runtime.config import EngineConfig
+from outrider_runtime.engine.checks import check_params, check_prompt
 from outrider_runtime.engine.messages import AddRequest, EngineStats, FinishReason, StepOutput, TokenDelta
 from outrider_runtime.engine.request import Request
-from outrider_runtime.engine.runner import Outcome, Runner, Ticket
+from outrider_runtime.engine.results import Outcome, Ticket
+from outrider_runtime.engine.runner import Runner
 from outrider_runtime.engine.scheduler import Chunk, Scheduler
 from outrider_runtime.errors import BadRequest
 from outrider_runtime.kv.prefix import PrefixCache
@@ -81,7 +83,7 @@ class Engine:
         return bool(self._requests)
 
     def add(self, message: AddRequest) -> None:
-        """Queue a request. Raises BadRequest: prompt empty or too long, token ids out of range, id in use."""
+        """Queue a request. Raises BadRequest: checks.py's, or the id is in use."""
         self._check(message)
         params = message.params
         request = Request(
@@ -105,6 +107,14 @@ class Engine:
         self.policy = policy
         for request in self._scheduler.running:
             request.draft_length = None
+
+    def capture(self, report: Callable[[str], None]) -> None:
+        """CUDA graphs of the steps that come first, before there are any; `report` gets a line now and then."""
+        self._runner.capture(self._allowed_tokens, report)
+
+    def idle(self) -> bool:
+        """Make use of a moment without work: a fraction of a second. Whether another one would be of use."""
+        return self._runner.idle()
 
     def force_accepted_length(self, mean: float | None) -> None:
         """For benchmarks, before the first step: a step yields so many tokens on average, whatever the drafts are."""
@@ -181,7 +191,7 @@ class Engine:
     def _append(self, request: Request, outcome: Outcome) -> TokenDelta:
         end = len(request.tokens)
         emitted, finish_reason = request.cut(outcome.tokens, self._eos_token_ids, self.max_model_len)
-        delta = self._delta(request, emitted, finish_reason, outcome.drafted, min(outcome.accepted, len(emitted)))
+        delta = self._delta(request, emitted, finish_reason, outcome)
         request.tokens += emitted
         request.computed = len(request.tokens) - 1  # the last one's KV is for the next step to write
         if self._runner.proposer is not None:
@@ -189,11 +199,12 @@ class Engine:
         return delta
 
     def _delta(
-        self, request: Request, emitted: list[int], finish_reason: FinishReason | None, drafted: int, accepted: int
+        self, request: Request, emitted: list[int], finish_reason: FinishReason | None, outcome: Outcome
     ) -> TokenDelta:
         """What the client gets of this step, counted. Called before the tokens are appended."""
         counters = self._counters
         first = request.generated == 0
+        drafted, accepted = outcome.drafted, min(outcome.accepted, len(emitted))
         counters.prompt_tokens += request.prompt_length if first else 0
         counters.generated_tokens += len(emitted)
         counters.drafts += drafted > 0
@@ -208,6 +219,7 @@ class Engine:
             drafted=drafted,
             accepted=accepted,
             cached_tokens=request.cached_tokens if first else None,
+            logprobs=None if outcome.logprobs is None else outcome.logprobs[: len(emitted)],
         )
 
     def _forget(self, request: Request) -> None:
@@ -217,16 +229,5 @@ class Engine:
     def _check(self, message: AddRequest) -> None:
         if message.request_id in self._requests:
             raise BadRequest(f"request id {message.request_id} is in use")
-        if not message.prompt:
-            raise BadRequest("the prompt is empty; at least one token is needed", param="prompt")
-        if len(message.prompt) >= self.max_model_len:
-            raise BadRequest(
-                f"the prompt has {len(message.prompt)} tokens; the context of {self.max_model_len} leaves no room for "
-                "an answer; shorten the prompt",
-                param="prompt",
-                code="context_length_exceeded",
-            )
-        if not 0 <= min(message.prompt) <= max(message.prompt) < self._vocab_size:
-            raise BadRequest(f"the prompt's token ids must be from 0 to {self._vocab_size - 1}", param="prompt")
-        if message.params.max_tokens < 1:
-            raise BadRequest(f"max_tokens must be at least 1, not {message.params.max_tokens}", param="max_tokens")
+        check_prompt(message.prompt, max_model_len=self.max_model_len, vocab_size=self._vocab_size)
+        check_params(message.params, vocab_size=self._vocab_size)

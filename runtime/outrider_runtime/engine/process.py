@@ -53,15 +53,18 @@ class Stepper(Protocol):
     def abort(self, request_id: str) -> None: ...
     def set_policy(self, policy: Policy) -> None: ...
     def step(self) -> StepOutput: ...
+    def idle(self) -> bool: ...
     def stats(self) -> EngineStats: ...
 
 
 def run(engine: Stepper, inbox: queue.SimpleQueue[ToEngine], send: Callable[[FromEngine], None]) -> None:
-    """Until Shutdown: carry out what has arrived, then one step if there is work, and one message about both."""
+    """Until Shutdown: carry out what has arrived, then one step if there is work, and one message about both. What
+    else the engine has to do is done a piece at a time while nothing arrives."""
+    unprepared = True
     while True:
         refused: list[TokenDelta] = []
         changed = False
-        for message in _arrived(inbox, wait=not engine.has_work):
+        for message in _arrived(inbox, wait=not (engine.has_work or unprepared)):
             match message:
                 case AddRequest():
                     try:
@@ -81,6 +84,8 @@ def run(engine: Stepper, inbox: queue.SimpleQueue[ToEngine], send: Callable[[Fro
             send(replace(output, deltas=(*refused, *output.deltas)) if refused else output)
         elif changed:
             send(StepOutput(tuple(refused), engine.stats()))
+        else:
+            unprepared = engine.idle()
 
 
 def _arrived(inbox: queue.SimpleQueue[ToEngine], *, wait: bool) -> Iterator[ToEngine]:
@@ -109,6 +114,7 @@ def load(config: EngineConfig, report: Callable[[str], None]) -> tuple[Stepper, 
             eos_token_ids=loaded.eos_token_ids,
             max_model_len=loaded.max_model_len,
         )
+        engine.capture(report)
     except (torch.OutOfMemoryError, MemoryError) as error:
         raise Refusal(
             "OutOfMemory",

@@ -6,59 +6,37 @@ launched is written only when that step is done with it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+import logging
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 
 import torch
-from torch import Tensor
 
 from outrider_runtime.config import EngineConfig
+from outrider_runtime.engine import capture
+from outrider_runtime.engine.capture import Draft, DraftRead, Forward, Program, Sample, Widths
 from outrider_runtime.engine.device_step import commit, gather_batch, stands_by_lot, update_tables
 from outrider_runtime.engine.feed import AT_THE_END, BlockUpdate, Feed, FeedBuffer, FeedShape, Share, shape_of
 from outrider_runtime.engine.request import Request
+from outrider_runtime.engine.results import Results, Ticket
 from outrider_runtime.engine.scheduler import Chunk
 from outrider_runtime.engine.state import DeviceState
 from outrider_runtime.graphs import Graphs, bucket, buckets
 from outrider_runtime.kv.cache import KVCache
 from outrider_runtime.models.causal import CausalLM
+from outrider_runtime.sampling.logprobs import logprobs as logprobs_of
+from outrider_runtime.sampling.params import MAX_LOGPROBS
 from outrider_runtime.sampling.sampler import sample
 from outrider_runtime.sampling.table import Mode, SamplingTable, mode_of
-from outrider_runtime.speculation.proposer import Proposer, Read
+from outrider_runtime.speculation.proposer import Proposer
 from outrider_runtime.speculation.registry import Setting, make_proposer
+
+log = logging.getLogger(__name__)
 
 FEW_QUERIES = 17  # a token and the longest draft: up to here, attention counts a request as small
 MOST_UPDATES = 1024  # of block tables, in one feed
 DRAFT_LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16)  # that draft loops are captured for
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What a request got in a step: the target's tokens, and how many drafts were made for them and stood."""
-
-    tokens: list[int]
-    drafted: int
-    accepted: int
-
-
-class Ticket:
-    """A launched step. result() waits for it."""
-
-    def __init__(self, chunks: Sequence[Chunk], results: Tensor, done: torch.cuda.Event | None) -> None:
-        """`results` are commit()'s, on the host once the event has come."""
-        self.chunks = chunks
-        self.leases = [chunk.request.lease for chunk in chunks]
-        self._results, self._done = results, done
-
-    def result(self) -> list[Outcome]:
-        """One for each chunk, in order; without tokens where none was sampled."""
-        if self._done is not None:
-            self._done.synchronize()
-        outcomes = []
-        for chunk, row in zip(self.chunks, self._results.tolist(), strict=False):
-            emitted, meant, *tokens = row
-            drafted = min(chunk.draft_length, meant)
-            outcomes.append(Outcome(tokens[:emitted], drafted, max(0, min(drafted, emitted - 1))))
-        return outcomes
 
 
 class Runner:
@@ -91,17 +69,21 @@ class Runner:
         self._graphs = Graphs(device)
         tokens = config.scheduler.max_batched_tokens
         self._largest = FeedShape(slots, tokens, min(tokens, slots * (1 + self._longest_draft)), MOST_UPDATES)
-        self._token_widths, self._row_widths = buckets(tokens), buckets(self._largest.rows)
-        self._request_widths = buckets(slots)
         lengths = (*(length for length in DRAFT_LENGTHS if length < self._longest_draft), self._longest_draft)
-        self._draft_lengths = lengths
+        self.widths = Widths(
+            buckets(tokens),
+            buckets(self._largest.rows),
+            buckets(slots),
+            lengths if self.proposer is not None else (),
+            reads=draft_cache is not None,
+        )
+        self._uncaptured: list[Program] = []  # the next one last
         self._feeds, self._read_feeds = (FeedBuffer(self._largest, slots, device) for _ in range(2))
         # What one program leaves for the next, and the last one for the host.
         self._hidden = torch.zeros(tokens, target.config.hidden_size, dtype=target.dtype, device=device)
         self._positions = torch.zeros(tokens, dtype=torch.int32, device=device)
-        self._results = torch.zeros(slots, 3 + self._longest_draft, dtype=torch.int32, device=device)
+        self._results = Results(slots, self._largest.rows, self._longest_draft, device)
         self._meant = torch.full((slots,), self._longest_draft, dtype=torch.int32, device=device)
-        self._on_host = [torch.zeros_like(self._results, device="cpu", pin_memory=self._graphs.active) for _ in "ab"]
         # Benchmarks only: the mean number of tokens a step yields, whatever the drafts are.
         self.accepted_length: float | None = None
 
@@ -120,8 +102,10 @@ class Runner:
             lengths, reads = plan.lengths, plan.reads
         chunks = _drafting_first(chunks, lengths)
         mode = max(mode_of(chunk.request.params) for chunk in chunks)
+        logprobs = any(chunk.samples and chunk.request.params.logprobs is not None for chunk in chunks)
         if reads:
-            self._read(reads, updates)
+            shares = [self._share(read.request, read.start, read.length) for read in reads]
+            self._read(self._pack(self._read_feeds, shares, updates))
         feed = self._feed(chunks, updates)
         if drafting := sum(chunk.draft_length > 0 for chunk in chunks):
             self._draft(feed, drafting, chunks[0].draft_length, mode)
@@ -132,10 +116,53 @@ class Runner:
                 self._meant.fill_(self._longest_draft)
         self._forward(feed, small=all(chunk.length + chunk.draft_length <= FEW_QUERIES for chunk in chunks))
         if any(chunk.samples for chunk in chunks):
-            self._sample(feed, mode)
+            self._sample(feed, mode, logprobs=logprobs)
         else:
-            self._results.zero_()
-        return self._ticket(chunks)
+            self._results.tokens.zero_()
+        return self._results.send(chunks, logprobs=logprobs)
+
+    def capture(self, draft_tokens: int, report: Callable[[str], None]) -> None:
+        """What a server needs before it is ready; what follows is idle()'s. Nothing where there are no graphs.
+
+        Programs run for a feed of nobody: no text, table or KV of a request changes.
+        """
+        if not self._graphs.active:
+            return
+        programs, begin = capture.first(self.widths, draft_tokens), time.monotonic()
+        report(f"capturing {len(programs)} graphs")
+        for program in programs:
+            self._prepare(program)
+        self._uncaptured = capture.rest(self.widths, programs)[::-1]
+        report(f"captured {len(programs)} graphs in {time.monotonic() - begin:.1f} s; {len(self._uncaptured)} to come")
+
+    def captured(self, program: Program) -> bool:
+        return program in self._graphs
+
+    def idle(self) -> bool:
+        """Capture one more, while no step is to be launched. Whether there are more."""
+        while self._uncaptured:
+            if not self.captured(program := self._uncaptured.pop()):
+                try:
+                    self._prepare(program)
+                except torch.OutOfMemoryError:
+                    log.warning("no memory for more graphs", extra={"program": str(program)})
+                    self._uncaptured.clear()
+                break
+        return bool(self._uncaptured)
+
+    def _prepare(self, program: Program) -> None:
+        match program:
+            case Forward(tokens, small):
+                self._forward(self._nobody(self._feeds, tokens=tokens), small=small)
+            case Sample(rows, mode, logprobs):
+                self._sample(self._nobody(self._feeds, rows=rows), mode, logprobs=logprobs)
+            case Draft(requests, length, mode):
+                self._draft(self._nobody(self._feeds), requests, length, mode)
+            case DraftRead(tokens):
+                self._read(self._nobody(self._read_feeds, tokens=tokens))
+
+    def _nobody(self, buffer: FeedBuffer, **sizes: int) -> Feed:
+        return buffer.pack([], [], replace(self._largest, **sizes))
 
     def _send_ahead(self, updates: Sequence[BlockUpdate]) -> Sequence[BlockUpdate]:
         """What does not fit into a step's feed."""
@@ -144,21 +171,18 @@ class Runner:
             updates = updates[MOST_UPDATES:]
         return updates
 
-    def _read(self, reads: Sequence[Read], updates: Sequence[BlockUpdate]) -> None:
-        shares = [self._share(read.request, read.start, read.length) for read in reads]
-        feed = self._pack(self._read_feeds, shares, updates)
-
+    def _read(self, feed: Feed) -> None:
         def program() -> None:
             assert self.proposer is not None
             update_tables(self._state, feed)
             self.proposer.read(feed)
 
-        self._graphs.run(("read", len(feed.owners)), program)
+        self._graphs.run(DraftRead(len(feed.owners)), program)
 
     def _draft(self, feed: Feed, requests: int, length: int, mode: Mode) -> None:
         """`requests` are the first of the feed; with graphs, some more and some tokens more are drafted in vain."""
         if self._graphs.active:
-            requests, length = bucket(self._request_widths, requests), bucket(self._draft_lengths, length)
+            requests, length = bucket(self.widths.requests, requests), bucket(self.widths.lengths, length)
 
         def program() -> None:
             assert self.proposer is not None
@@ -166,7 +190,7 @@ class Runner:
             if (meant := self.proposer.draft(feed, requests, length, mode)) is not None:
                 self._meant[:requests] = meant
 
-        self._graphs.run(("draft", requests, length, mode), program)
+        self._graphs.run(Draft(requests, length, mode), program)
 
     def _forward(self, feed: Feed, *, small: bool) -> None:
         tokens = len(feed.owners)
@@ -177,30 +201,24 @@ class Runner:
             self._positions[:tokens] = batch.positions
             self._hidden[:tokens] = self._target(batch, self._cache)
 
-        self._graphs.run(("forward", tokens, small), program)
+        self._graphs.run(Forward(tokens, small), program)
 
-    def _sample(self, feed: Feed, mode: Mode) -> None:
+    def _sample(self, feed: Feed, mode: Mode, *, logprobs: bool) -> None:
         owners = self._feeds.views(self._largest).owners  # all, since a graph serves steps of any number of tokens
 
         def program() -> None:
             slots, positions = feed.slots[owners[feed.rows]], self._positions[feed.rows] + 1
             logits = self._target.logits(self._hidden[feed.rows])
             sampled = sample(logits, slots, positions, self._table, mode)
+            if logprobs:
+                self._results.tell(logprobs_of(logits, sampled, min(MAX_LOGPROBS, logits.shape[-1])))
             stands = None
             if self.accepted_length is not None:
                 stands = stands_by_lot(self._state, feed, self._table, self.accepted_length)
             requests = len(feed.slots) - 1
-            commit(self._state, feed, sampled, self._meant[:requests], self._results[:requests], stands)
+            commit(self._state, feed, sampled, self._meant[:requests], self._results.tokens[:requests], stands)
 
-        self._graphs.run(("sample", len(feed.rows), mode), program)
-
-    def _ticket(self, chunks: Sequence[Chunk]) -> Ticket:
-        if not self._graphs.active:
-            return Ticket(chunks, self._results[: len(chunks)].clone(), None)
-        self._on_host.reverse()
-        self._on_host[0].copy_(self._results, non_blocking=True)
-        done: torch.cuda.Event = torch.cuda.current_stream().record_event()
-        return Ticket(chunks, self._on_host[0], done)
+        self._graphs.run(Sample(len(feed.rows), mode, logprobs), program)
 
     def _feed(self, chunks: Sequence[Chunk], updates: Sequence[BlockUpdate]) -> Feed:
         shares = [
@@ -223,7 +241,7 @@ class Runner:
         """With graphs, padded to what one was or will be captured for."""
         shape = shape_of(shares, updates)
         if self._graphs.active:
-            tokens, rows = bucket(self._token_widths, shape.tokens), bucket(self._row_widths, shape.rows)
+            tokens, rows = bucket(self.widths.tokens, shape.tokens), bucket(self.widths.rows, shape.rows)
             shape = replace(self._largest, tokens=tokens, rows=rows)
         return buffer.pack(shares, updates, shape)
 

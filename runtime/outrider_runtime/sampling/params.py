@@ -9,6 +9,7 @@ MAX_LOGIT_BIAS = 1024  # OpenAI's limit is 300
 MAX_STOP_TOKEN_IDS = 64
 MAX_BAD_WORDS = 128
 MAX_BAD_WORD_TOKENS = 16
+MAX_LOGPROBS = 20  # OpenAI's, of a chat
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from outrider_runtime.sampling.params import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS
+from outrider_runtime.sampling.params import MAX_LOGIT_BIAS, MAX_LOGPROBS, MAX_STOP_TOKEN_IDS
 from outrider_runtime.speculation.policy import MAX_SPECULATIVE_TOKENS
 
 MAX_CHOICES = 128  # OpenAI's
-MAX_LOGPROBS = 20  # OpenAI's, of a chat
 MAX_BAD_WORD_CHARACTERS = 256
 _BIAS = 100.0  # OpenAI's: as good as a ban, or as nothing else
 
@@ -48,14 +47,6 @@ UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "guided_choice": (),
     "guided_grammar": (),
     "structured_outputs": (),
-}
-# The same for those that the engine does not act on yet.
-NOT_YET: dict[str, tuple[object, ...]] = {
-    "min_p": (0, 0.0),
-    "logit_bias": ({},),
-    "bad_words": ([],),
-    "logprobs": (False,),
-    "top_logprobs": (0,),
 }
 
 

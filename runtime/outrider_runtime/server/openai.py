@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from outrider_runtime.errors import BadRequest
-from outrider_runtime.sampling.params import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS, SamplingParams
+from outrider_runtime.sampling.params import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS, MAX_LOGPROBS, SamplingParams
 from outrider_runtime.server import fields
 
 COMPLETION_DEFAULT_TOKENS = 16  # OpenAI's, of /v1/completions; a chat answer may fill the context
@@ -191,7 +191,7 @@ class ChatRequest(GenerationRequest):
     messages: list[ChatMessage] = Field(min_length=1)
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool = False
-    top_logprobs: int = Field(0, ge=0, le=fields.MAX_LOGPROBS)
+    top_logprobs: int = Field(0, ge=0, le=MAX_LOGPROBS)
 
     @model_validator(mode="after")
     def _one_limit(self) -> ChatRequest:
@@ -223,7 +223,7 @@ def parse_chat(body: bytes) -> ChatRequest:
 
 
 def _parse(kind: type[_Request], body: bytes) -> _Request:
-    refused = {**fields.UNSUPPORTED, **fields.NOT_YET}
+    refused = fields.UNSUPPORTED
     known: dict[str, object] = {}
     for name, value in _object(body).items():
         if value is None:

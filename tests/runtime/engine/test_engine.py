@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -37,6 +38,31 @@ PROMPT = (5, 6, 7, 8, 9, 10, 11, 12, 13)
         ((1, VOCAB), GREEDY, "prompt", None, "from 0 to 60"),
         ((-1,), GREEDY, "prompt", None, "from 0 to 60"),
         ((1,), replace(GREEDY, max_tokens=0), "max_tokens", None, "at least 1, not 0"),
+        *(
+            ((1,), replace(GREEDY, **{field: value}), field, None, message)
+            for field, value, message in [
+                ("temperature", -0.1, "from 0 to 3e"),
+                ("temperature", math.nan, "not nan"),
+                ("top_k", -1, "not -1"),
+                ("top_p", 1.1, "from 0 to 1, not 1.1"),
+                ("min_p", 1.5, "from 0 to 1, not 1.5"),
+                ("presence_penalty", math.inf, "not inf"),
+                ("repetition_penalty", 0.0, "above 0"),
+                ("min_tokens", -1, "not -1"),
+                ("logprobs", 21, "from 0 to 20, not 21"),
+                ("speculative", -1, "not -1"),
+                ("logit_bias", ((VOCAB, 1.0),), "from 0 to 60"),
+                ("logit_bias", ((1, math.nan),), "not nan"),
+                ("logit_bias", ((1, 1.0), (1, 2.0)), "names a token id twice"),
+                ("logit_bias", tuple((token, 1.0) for token in range(1025)), "1024 token ids, not 1025"),
+                ("stop_token_ids", (-1,), "from 0 to 60"),
+                ("stop_token_ids", tuple(range(65)), "64 token ids, not 65"),
+                ("bad_words", ((5, VOCAB),), "from 0 to 60"),
+                ("bad_words", ((),), "without tokens"),
+                ("bad_words", ((1,) * 17,), "16 tokens in each, not 17"),
+                ("bad_words", tuple((token % 60, token // 60) for token in range(129)), "128 sequences, not 129"),
+            ]
+        ),
     ],
 )
 def test_what_cannot_be_answered_is_refused_by_field(prompt, params, param, code, message):

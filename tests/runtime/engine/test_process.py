@@ -86,3 +86,28 @@ def test_shutdown_ends_it_with_requests_open():
 def test_a_failing_step_is_not_swallowed():
     with pytest.raises(RuntimeError, match="broken"):
         _run(FakeEngine(fault=RuntimeError("broken")), AddRequest("a", (1,), PARAMS), steps_before_shutdown=1)
+
+
+def test_what_is_left_to_prepare_is_done_a_piece_at_a_time_and_a_request_goes_before_the_next():
+    class Unprepared(FakeEngine):
+        left = 5
+        added_after: int | None = None
+
+        def idle(self):
+            self.left -= 1
+            if self.left == 3:
+                inbox.put(AddRequest("a", (1,), PARAMS))
+            if self.left == 0:
+                inbox.put(Shutdown())
+            return self.left > 0
+
+        def step(self):
+            self.added_after = self.left if self.added_after is None else self.added_after
+            return super().step()
+
+    inbox: queue.SimpleQueue = queue.SimpleQueue()
+    engine, sent = Unprepared(), []
+    run(engine, inbox, sent.append)
+    assert engine.added_after == 3
+    assert [output.deltas[0].token_ids for output in sent] == [(65, 66), (67,)]
+    assert engine.left == 0

@@ -15,7 +15,7 @@ from tests.runtime.server.fake_engine import READY, EngineThread, FakeEngine
 from outrider_runtime.config import SchedulerConfig, ServerConfig
 from outrider_runtime.engine.client import EngineClient
 from outrider_runtime.engine.messages import Ready
-from outrider_runtime.server import admin, app, fields
+from outrider_runtime.server import admin, app
 from outrider_runtime.server.service import Service, load_model
 from outrider_runtime.speculation.policy import Policy
 
@@ -81,12 +81,6 @@ async def serve(tiny_tokenizer_dir: Path) -> AsyncIterator[Callable]:
             return Served(service, engine, thread, *clients)
 
         yield start
-
-
-@pytest.fixture
-def all_fields(monkeypatch) -> None:
-    """As if the engine acted on every field that can be read."""
-    monkeypatch.setattr(fields, "NOT_YET", {})
 
 
 @pytest.fixture

@@ -76,6 +76,9 @@ class FakeEngine:
     def stats(self) -> EngineStats:
         return replace(self.base, running=self.base.running or len(self._left))
 
+    def idle(self) -> bool:
+        return False
+
     def step(self) -> StepOutput:
         if self.fault is not None:
             raise self.fault

@@ -108,7 +108,6 @@ class TestChoices:
         assert (await served.api.post("/v1/completions", json={**COMPLETION, "n": 4})).status == 200
 
 
-@pytest.mark.usefixtures("all_fields")
 class TestLogprobs:
     async def test_a_chat_has_an_object_for_each_token(self, served, client):
         served.engine.logprobs = told

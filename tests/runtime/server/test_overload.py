@@ -19,7 +19,7 @@ LIMIT = SCHEDULER.max_concurrency + SCHEDULER.queue_limit
 
 
 @pytest.fixture
-async def served(serve, tiny_model_dir, all_fields):
+async def served(serve, tiny_model_dir):
     """64 sequences at most, and blocks for a quarter of them at full length, so that requests are preempted too."""
     config = EngineConfig(
         SourceConfig(str(tiny_model_dir)),

@@ -1,0 +1,96 @@
+"""Which programs are captured as CUDA graphs, and in what order: first what a server meets at once, then the rest.
+
+A capture takes a tenth of a second, so a server that waited for hundreds would not be ready for a minute. Whatever is
+met before its turn is captured then.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from outrider_runtime.graphs import bucket
+from outrider_runtime.sampling.table import Mode
+
+COMMON_REQUESTS = (16, 8, 4, 2, 1)  # running ones that a server meets first
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """The target over so many tokens. `small`: no request brings more than a few."""
+
+    tokens: int
+    small: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Logits, tokens and verification of so many rows."""
+
+    rows: int
+    mode: Mode
+    logprobs: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """The whole loop: `length` tokens for each of so many requests."""
+
+    requests: int
+    length: int
+    mode: Mode
+
+
+@dataclass(frozen=True, slots=True)
+class DraftRead:
+    """The draft model over so many tokens of texts."""
+
+    tokens: int
+
+
+Program = Forward | Sample | Draft | DraftRead
+
+
+@dataclass(frozen=True, slots=True)
+class Widths:
+    """What is captured of each, ascending. No `lengths`: nothing drafts. `reads`: the draft has KV of its own."""
+
+    tokens: tuple[int, ...]
+    rows: tuple[int, ...]
+    requests: tuple[int, ...]
+    lengths: tuple[int, ...]
+    reads: bool
+
+
+def first(widths: Widths, draft_tokens: int) -> list[Program]:
+    """What a server must not be without when it is ready: a long prompt, and a few requests that decode plainly or
+    draft as many tokens as the policy in force says. The widest of each kind come first: what they need of the pool
+    serves the others."""
+    common = [requests for requests in COMMON_REQUESTS if requests <= widths.requests[-1]]
+    turns = (1, 1 + draft_tokens) if draft_tokens else (1,)
+    tokens = sorted({bucket(widths.rows, min(n * turn, widths.rows[-1])) for n in common for turn in turns})[::-1]
+    modes = (Mode.GREEDY, Mode.NOISE)
+    programs: list[Program] = [Forward(widths.tokens[-1], small=False)]
+    if widths.reads:
+        programs.append(DraftRead(widths.tokens[-1]))
+    programs += [Forward(bucket(widths.tokens, width), small=True) for width in tokens]
+    programs += [Sample(width, mode) for width in tokens for mode in modes]
+    if widths.lengths and draft_tokens:
+        length = bucket(widths.lengths, draft_tokens)
+        programs += [Draft(bucket(widths.requests, n), length, mode) for n in common for mode in modes]
+    return list(dict.fromkeys(programs))
+
+
+def rest(widths: Widths, done: list[Program]) -> list[Program]:
+    """All others but rare ones: drafts with penalties and the like, and log-probabilities."""
+    programs: list[Program] = [
+        Forward(width, small) for small in (False, True) for width in reversed(widths.tokens) if small or width > 1
+    ]
+    programs += [Sample(width, mode) for mode in Mode for width in reversed(widths.rows)]
+    if widths.reads:
+        programs += [DraftRead(width) for width in reversed(widths.tokens)]
+    for length in reversed(widths.lengths):
+        programs += [
+            Draft(width, length, mode) for mode in (Mode.GREEDY, Mode.NOISE) for width in reversed(widths.requests)
+        ]
+    known = set(done)
+    return [program for program in programs if program not in known]
