@@ -168,9 +168,11 @@ def test_a_new_draft_ends_the_pause_and_is_judged_by_its_own_pods():
     cluster.acceptance = 0.2
     cluster.run(2 * MINUTE, 8)
     assert cluster.model.status["speculativeDecoding"]["reason"] == "LowAcceptance"
+    before = set(cluster.pods)
     cluster.edit({"speculativeDecoding": {"draft": {"revision": "v2"}}})
     cluster.acceptance = 0.9
     cluster.run(5 * MINUTE, 8)
+    assert not before & set(cluster.pods), "the draft is loaded anew"
     assert cluster.state == "Active"
     assert _memory(cluster).attempts == 0
 
