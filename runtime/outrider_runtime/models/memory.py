@@ -8,10 +8,10 @@ from math import prod
 from outrider_runtime.config import EngineConfig
 from outrider_runtime.errors import Refusal
 from outrider_runtime.models.config import ModelConfig, tensor_shapes
+from outrider_runtime.models.workspace import workspace
 
 CPU_CACHE_SHARE = 1 / 8  # of free memory: a CPU's memory has other users
 SHORTEST_CONTEXT = 2048  # tokens; with less room than for one such request the model does not fit
-LOGIT_BYTES = 4  # sampling is in float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Plan:
     budget: int
     weights: int
     draft_weights: int
-    workspace: int  # activations and logits of the largest step
+    workspace: int  # what steps need beside (workspace.py)
     block: int  # one KV block, in target and draft
     num_blocks: int
     max_model_len: int
@@ -56,15 +56,15 @@ def plan(config: EngineConfig, target: ModelConfig, draft: ModelConfig | None, i
 
     budget = _budget(config, memory)
     weights, draft_weights = parameters(target) * itemsize, parameters(draft) * itemsize if draft else 0
-    workspace = _workspace(config, target, draft, itemsize)
+    needs = workspace(config, target, draft, itemsize, longest)
     block = size * sum(kv_bytes(model, itemsize) for model in (target, draft) if model)
-    left = budget - weights - draft_weights - workspace
+    left = budget - weights - draft_weights - needs
     least = blocks(needed, size) if config.cache.num_blocks is None else config.cache.num_blocks
     if left < least * block:
         raise Refusal(
             "DoesNotFit",
             f"weights {gigabytes(weights)} + {f'draft {gigabytes(draft_weights)} + ' if draft else ''}"
-            f"workspace {gigabytes(workspace)} + KV cache of {least * size} tokens {gigabytes(least * block)} "
+            f"workspace {gigabytes(needs)} + KV cache of {least * size} tokens {gigabytes(least * block)} "
             f"of {gigabytes(max(0, budget))}; use a larger {'GPU' if config.device == 'cuda' else 'machine'}, "
             "a smaller model or a shorter engine.maxModelLength",
         )
@@ -82,7 +82,7 @@ def plan(config: EngineConfig, target: ModelConfig, draft: ModelConfig | None, i
             f"max model length {asked} is more than the {num_blocks * size} tokens of {num_blocks} KV blocks; "
             "lower it or give more blocks",
         )
-    return Plan(budget, weights, draft_weights, workspace, block, num_blocks, min(longest, num_blocks * size))
+    return Plan(budget, weights, draft_weights, needs, block, num_blocks, min(longest, num_blocks * size))
 
 
 def parameters(model: ModelConfig) -> int:
@@ -108,16 +108,3 @@ def _budget(config: EngineConfig, memory: Memory) -> int:
     if config.device == "cuda":
         return int(memory.total * share) - (memory.total - memory.free)
     return int(memory.free * share)
-
-
-def _workspace(config: EngineConfig, target: ModelConfig, draft: ModelConfig | None, itemsize: int) -> int:
-    """The widest moment of a step, of target or draft, which never run at once: the feed-forward of a full batch,
-    then the logits of every row that is sampled."""
-    tokens, requests = config.scheduler.max_batched_tokens, config.scheduler.max_concurrency
-
-    def of(model: ModelConfig, rows: int) -> int:
-        body = tokens * (2 * model.hidden_size + 3 * model.intermediate_size) * itemsize
-        return body + 2 * min(tokens, rows) * model.vocab_size * LOGIT_BYTES  # logits, and a copy as they are shaped
-
-    verified = of(target, requests * (1 + config.speculation.max_tokens))
-    return max(verified, of(draft, requests)) if draft else verified

@@ -7,12 +7,15 @@ from dataclasses import replace
 import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
+from tests.runtime.tiny import tiny_pair
 
 from outrider_runtime.config import CacheConfig, EngineConfig, SchedulerConfig, SourceConfig, SpeculationConfig
+from outrider_runtime.engine.runner import Runner
 from outrider_runtime.errors import Refusal
 from outrider_runtime.models.config import model_config
 from outrider_runtime.models.host import cpu_memory
 from outrider_runtime.models.memory import Memory, kv_bytes, parameters, plan
+from outrider_runtime.models.workspace import CUDA_OVERHEAD, sampled_rows, workspace
 
 GB = 10**9
 
@@ -45,11 +48,37 @@ def test_a_gpu_gives_its_share_less_what_others_hold_to_weights_then_workspace_t
     assert found.budget == 70 * GB
     assert found.weights == 2 * parameters(LLAMA_8B)
     assert found.draft_weights == 2 * parameters(LLAMA_1B)
-    assert found.workspace >= 1280 * 128256 * 4  # 256 requests of 4 drafts and one token: float32 logits
+    assert found.workspace == workspace(GPU, LLAMA_8B, LLAMA_1B, 2, 131072)
     assert found.block == 16 * (kv_bytes(LLAMA_8B, 2) + kv_bytes(LLAMA_1B, 2))
     taken = found.weights + found.draft_weights + found.workspace + found.num_blocks * found.block
     assert 0 <= found.budget - taken < found.block
     assert found.max_model_len == 131072
+
+
+def test_a_workspace_holds_what_steps_keep_and_the_widest_of_their_programs():
+    rows = 256 * 5  # a token and four drafts of each request
+    texts = 257 * 131072 * 4
+    logits = rows * 128256 * 2
+    whole_pipeline = (1 << 24) * 8
+    found = workspace(GPU, LLAMA_8B, None, 2, 131072)
+    assert found > texts + logits + whole_pipeline + CUDA_OVERHEAD
+    assert found < 2 * (texts + logits + whole_pipeline + CUDA_OVERHEAD)
+    assert found - workspace(GPU, LLAMA_8B, None, 2, 8192) == pytest.approx(texts * 15 / 16, rel=0.1)
+    longer = replace(GPU, speculation=SpeculationConfig(max_tokens=6))
+    assert workspace(longer, LLAMA_8B, None, 2, 8192) > workspace(GPU, LLAMA_8B, None, 2, 8192) + logits // 4
+    assert sampled_rows(replace(longer, scheduler=SchedulerConfig(max_batched_tokens=512))) == 512
+
+
+@pytest.mark.parametrize(("concurrency", "max_model_len"), [(1, 64), (8, 96), (64, 300)])
+def test_it_counts_the_engines_own_arrays(concurrency, max_model_len):
+    config = replace(CPU, scheduler=SchedulerConfig(concurrency, max_batched_tokens=64), max_model_len=max_model_len)
+    config = replace(config, cache=CacheConfig(num_blocks=64))
+    target = tiny_pair()[1]
+    runner = Runner(config, target, None, num_blocks=64, max_model_len=max_model_len, eos_token_ids=())
+    state, table = runner._state, runner._table
+    kept = (state.tokens, state.lengths, state.block_tables, table.rows, runner._hidden, runner._positions)
+    counted = workspace(config, target.config, None, 4, max_model_len)
+    assert counted > sum(tensor.nbytes for tensor in kept)
 
 
 def test_without_a_draft_its_share_goes_to_the_cache():
@@ -62,7 +91,7 @@ def test_what_does_not_fit_is_refused_with_the_numbers_and_the_fix():
         plan(GPU, LLAMA_8B, LLAMA_1B, 2, Memory(16 * GB, 16 * GB))
     assert refusal.value.reason == "DoesNotFit"
     assert refusal.value.message == (
-        "weights 16.1 GB + draft 2.5 GB + workspace 1.5 GB + KV cache of 2048 tokens 0.3 GB of 14.4 GB; "
+        "weights 16.1 GB + draft 2.5 GB + workspace 1.8 GB + KV cache of 2048 tokens 0.3 GB of 14.4 GB; "
         "use a larger GPU, a smaller model or a shorter engine.maxModelLength"
     )
 
