@@ -67,6 +67,45 @@ def test_in_bfloat16_an_equal_draft_is_nearly_always_accepted():
     assert stats.accepted_tokens > 0.85 * stats.draft_tokens
 
 
+@pytest.mark.parametrize("method", ["n-gram", "equal draft"])
+def test_capturing_in_advance_and_between_requests_changes_no_text(method):
+    draft = on_device(reference_model(seed=1)) if method == "equal draft" else None
+    engine = make_engine(method, target=on_device(reference_model()), draft=draft, budget=16)
+    lines: list[str] = []
+    engine.capture(lines.append)
+    assert "captured" in lines[-1]
+    more = True
+    for name, params in PARAMS.items():
+        collector = run(engine, requests(params))
+        for request in requests(params):
+            assert collector.text(request.request_id) == naive(request.prompt, request.params), name
+        for _ in range(40):
+            more = engine.idle()
+    while more:
+        more = engine.idle()
+    collector = run(engine, requests(PARAMS["greedy"]))
+    for request in requests(PARAMS["greedy"]):
+        assert collector.text(request.request_id) == naive(request.prompt, request.params)
+    assert_all_free(engine)
+
+
+@pytest.mark.parametrize("method", ["no speculation", "n-gram", "equal draft"])
+def test_log_probabilities_are_those_that_the_cpu_tells(method):
+    asked = requests(SamplingParams(max_tokens=24, seed=1, logprobs=5))
+    draft = on_device(reference_model()) if method == "equal draft" else None
+    expected = run(make_engine(method), asked)
+    collector = run(make_engine(method, target=on_device(reference_model()), draft=draft), asked)
+    for request in asked:
+        assert collector.tokens(request.request_id) == expected.tokens(request.request_id)
+        told, right = (
+            [each for delta in found.deltas[request.request_id] for each in delta.logprobs]
+            for found in (collector, expected)
+        )
+        assert [each.logprob for each in told] == pytest.approx([each.logprob for each in right], abs=1e-3)
+        for ours, theirs in zip(told, right, strict=True):
+            assert [value for _, value in ours.top] == pytest.approx([value for _, value in theirs.top], abs=1e-3)
+
+
 def test_noise_is_the_same_on_both_devices():
     seeds, positions = torch.tensor([0, 1, -5, 2**62]), torch.tensor([0, 7, 4096, 1])
     words = [random_words(seeds.to(at), positions.to(at), 128_256).cpu() for at in ("cpu", "cuda")]
