@@ -1,0 +1,165 @@
+"""Compile every kernel for an H100 or H200, on a machine without one: the interpreter checks no types and no limits.
+
+The wrappers are called as the runtime calls them, on CPU tensors of real models' shapes; what they would launch is
+compiled instead, down to the machine's code. Ends with a line for each kernel that fails, or that nothing here calls.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import sys
+
+import torch
+from triton import JITFunction
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+
+from outrider_runtime import kernels
+from outrider_runtime.kernels import activation, attention, ngram, norm, rope, sampling, skinny, step
+from outrider_runtime.layers.attention import AttentionShape
+from outrider_runtime.sampling.params import SamplingParams
+from outrider_runtime.sampling.table import Mode, SamplingTable
+
+TARGET = GPUTarget("cuda", 90, 32)
+SHARED_MEMORY = 227 << 10  # bytes, the most that a program may have there
+TYPE = torch.bfloat16
+SLOTS, WIDTH, TOKENS = 8, 1024, 48
+
+
+class Compiler:
+    """Takes the place of launching."""
+
+    def __init__(self) -> None:
+        self.done: set[str] = set()
+        self.failures: list[str] = []
+        self._run = JITFunction.run
+
+    def install(self) -> None:
+        driver.set_active(self)
+
+        def run(kernel: JITFunction, *args, grid, warmup, **options) -> None:
+            self.done.add(kernel.__name__)
+            try:
+                compiled = self._run(kernel, *args, grid=grid, warmup=True, **options)
+            except Exception as error:  # the compiler's are of many kinds; each is a finding
+                self.failures.append(f"{kernel.__name__}: {type(error).__name__}: {error}")
+                return
+            if compiled.metadata.shared > SHARED_MEMORY:
+                self.failures.append(f"{kernel.__name__}: {compiled.metadata.shared} bytes of shared memory")
+
+        JITFunction.run = run
+
+    # What is asked of Triton's driver before a launch
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_current_target(self) -> GPUTarget:
+        return TARGET
+
+
+def empty(*shape: int, dtype: torch.dtype = TYPE) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype)
+
+
+def ints(*shape: int) -> torch.Tensor:
+    return torch.zeros(shape, dtype=torch.int32)
+
+
+def attend(
+    dim: int,
+    small: bool,
+    dtype: torch.dtype = TYPE,
+    window: int | None = None,
+    softcap: float | None = None,
+    ancestors: torch.Tensor | None = None,
+) -> None:
+    plan = attention.plan_paged(
+        ints(SLOTS + 1),
+        ints(SLOTS),
+        ints(SLOTS),
+        ints(SLOTS, WIDTH // 16),
+        tokens=TOKENS,
+        block_size=16,
+        shape=AttentionShape(4, window, dtype, softcap=softcap),
+        dim=dim,
+        small=small,
+        ancestors=ancestors,
+    )
+    keys, values = empty(2, 64, 8, dim, dtype=dtype)
+    attention.paged_attention(empty(TOKENS, 32, dim, dtype=dtype), keys, values, plan, dim**-0.5)
+
+
+def attend_all() -> None:
+    attend(64, small=True)
+    attend(128, small=False)
+    attend(256, small=False, window=512, softcap=50.0)
+    attend(64, small=False, ancestors=empty(TOKENS, dtype=torch.int64))
+    attend(64, small=True, dtype=torch.float32)
+
+
+def multiply_all() -> None:
+    """Matrices of Llama-3.2-1B, and one that no tile divides."""
+    x, wide, norm_weight = empty(5, 2048), empty(5, 8192), empty(2048)
+    skinny.product(x, empty(3072, 2048), norm=norm_weight, eps=1e-5, bias=empty(3072))
+    skinny.product(x, empty(16384, 2048), norm=norm_weight, eps=1e-5, gated=True)
+    skinny.product(wide, empty(2048, 8192), residual=empty(5, 2048))  # split
+    skinny.product(empty(33, 2048), empty(128256, 2048))
+    skinny.product(empty(5, 100), empty(61, 100), bias=empty(61), residual=empty(5, 61))
+    skinny.product(empty(5, 64, dtype=torch.float32), empty(96, 64, dtype=torch.float32))
+
+
+def surround_all() -> None:
+    norm.rms_norm(empty(TOKENS, 2048), empty(2048), 1e-5)
+    activation.silu_gate(empty(TOKENS, 2 * 8192))
+    for dim, normed, slots in ((64, False, ints(TOKENS)), (128, True, ints(TOKENS).long())):
+        turns = rope.rotation(ints(TOKENS), empty(dim // 2, dtype=torch.float32), 1.0)
+        keys, values = empty(2, 64, 8, dim)
+        norms = (empty(dim), empty(dim)) if normed else None
+        rope.turn_and_store(empty(TOKENS, 48 * dim), turns, keys, values, slots, norms=norms, eps=1e-6)
+
+
+def sample_all() -> None:
+    table = SamplingTable(ints(SLOTS, WIDTH))
+    table.write(0, SamplingParams(max_tokens=1), 0, 1)
+    for mode in Mode:
+        sampling.draw(empty(SLOTS, 128_256), ints(SLOTS), ints(SLOTS), table, mode)
+
+
+def step_all() -> None:
+    texts, tables = ints(SLOTS + 1, WIDTH), ints(SLOTS + 1, WIDTH // 16)
+    per_slot, per_request = ints(SLOTS + 1), ints(SLOTS + 1)
+    at = {"block_size": 16, "nowhere": 1024}
+    step.update_tables(tables, ints(20), ints(20), ints(20))
+    step.gather(texts, per_slot, tables, *[per_request] * 4, ints(TOKENS), **at)
+    for count, turn in ((2, 0), (1, 3)):
+        step.tails(texts, ints(4), tables, ints(4), ints(4), ints(4), count, turn, **at)
+    step.place(texts, ints(4), ints(4), ints(4, 5))
+    for stands in (None, per_request):
+        step.commit(texts, per_slot, *[per_request] * 4, ints(TOKENS), ints(SLOTS), ints(SLOTS, 8), stands)
+    ngram.continuations(texts, ints(4), ints(4), 5, 2, 4)
+
+
+def forgotten(done: set[str]) -> list[str]:
+    """Kernels that were not compiled and that no other one calls."""
+    names = [each.name for each in pkgutil.iter_modules(kernels.__path__)]
+    modules = [importlib.import_module(f"{kernels.__name__}.{name}") for name in names]
+    known = {name: each for module in modules for name, each in vars(module).items() if isinstance(each, JITFunction)}
+    called = {name for name in known for other in known.values() if other.__name__ != name and f"{name}(" in other.src}
+    return sorted(known.keys() - done - called)
+
+
+def main() -> str | None:
+    compiler = Compiler()
+    compiler.install()
+    for part in (attend_all, multiply_all, surround_all, sample_all, step_all):
+        part()
+    findings = [*compiler.failures, *(f"{name}: nothing calls it here" for name in forgotten(compiler.done))]
+    return "\n".join(findings) or None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,28 @@
+"""What the interpreter runs must also compile: it knows neither the compiler's types nor the machine's limits."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import triton
+
+PTXAS = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
+HOME = Path(os.environ.get("OUTRIDER_HOME", "~/.cache/outrider")).expanduser()
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(not PTXAS.is_file(), reason=f"Triton came without its assembler, {PTXAS.name}")
+def test_every_kernel_compiles_for_an_h100():
+    """In a process of its own, as this one interprets. What has compiled once is found again, by its source."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"} | {
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        "TRITON_CACHE_DIR": str(HOME / "triton"),
+        "TRITON_DEFAULT_FP_FUSION": "1",  # Triton warns that its default will change
+    }
+    command = [sys.executable, "-m", "tests.runtime.kernels.compile_all"]
+    done = subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 0, done.stderr
