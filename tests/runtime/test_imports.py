@@ -15,6 +15,15 @@ def _imported_by(statement: str) -> set[str]:
     return set(done.stdout.split())
 
 
+def test_the_package_itself_imports_nothing():
+    assert _imported_by("import outrider_runtime").isdisjoint(
+        {"torch", "numpy", "tokenizers", "outrider_runtime.engine"}
+    )
+    imported = _imported_by("from outrider_runtime import SamplingParams")
+    assert "outrider_runtime.sampling.params" in imported
+    assert imported.isdisjoint({"torch", "numpy"})
+
+
 @pytest.mark.parametrize("module", ["server.lifecycle", "engine.client", "flags", "metrics", "__main__"])
 def test_the_http_process_does_not_import(module):
     imported = _imported_by(f"import outrider_runtime.{module}")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Self
 
 from outrider_runtime.config import EngineConfig
 from outrider_runtime.engine.checks import check_params, check_prompt
@@ -18,6 +19,9 @@ from outrider_runtime.errors import BadRequest
 from outrider_runtime.kv.prefix import PrefixCache
 from outrider_runtime.models.causal import CausalLM
 from outrider_runtime.speculation.policy import Policy
+
+if TYPE_CHECKING:
+    from outrider_runtime.models.loader import Loaded
 
 
 @dataclass(slots=True)
@@ -76,6 +80,17 @@ class Engine:
         self._overlap = target.device.type == "cuda" if overlap is None else overlap
         self._requests: dict[str, Request] = {}
         self._counters = _Counters([0] * config.speculation.max_tokens)
+
+    @classmethod
+    def of(cls, config: EngineConfig, loaded: Loaded) -> Self:
+        """Of models that were loaded for this configuration."""
+        return cls(
+            replace(config, cache=replace(config.cache, num_blocks=loaded.num_blocks)),
+            loaded.target.module,
+            loaded.draft.module if loaded.draft else None,
+            eos_token_ids=loaded.eos_token_ids,
+            max_model_len=loaded.max_model_len,
+        )
 
     @property
     def has_work(self) -> bool:

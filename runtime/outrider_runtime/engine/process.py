@@ -107,13 +107,7 @@ def load(config: EngineConfig, report: Callable[[str], None]) -> tuple[Stepper, 
 
     try:
         loaded = load_models(config, report)
-        engine = Engine(
-            replace(config, cache=replace(config.cache, num_blocks=loaded.num_blocks)),
-            loaded.target.module,
-            loaded.draft.module if loaded.draft else None,
-            eos_token_ids=loaded.eos_token_ids,
-            max_model_len=loaded.max_model_len,
-        )
+        engine = Engine.of(config, loaded)
         engine.capture(report)
     except (torch.OutOfMemoryError, MemoryError) as error:
         raise Refusal(
