@@ -70,7 +70,7 @@ class Count:
 
 PARTS = (
     Part("lint", 60),
-    Part("unit", 150, ("tests/operator", "tests/fleet", "tests/contract", "tests/hack"), needs=((CLUSTER, "build"),)),
+    Part("unit", 120, ("tests/operator", "tests/fleet", "tests/contract", "tests/hack"), needs=((CLUSTER, "build"),)),
     Part("runtime", 300, ("tests/runtime", "tests/gpu"), needs=((BIN / "python", "hack/demo_models.py"),)),
     Part("cluster", 120, ("tests/cluster",), needs=((CLUSTER, "build"),)),
     Part("node", 120, ("tests/hack",), "node", ((CLUSTER, "build"), ("hack/image/packages",))),
