@@ -47,9 +47,8 @@ def test_heads_of_any_number_and_size(kv_heads, shared, dim):
     check(make_case([(1, 40), (7, 9)], kv_heads=kv_heads, shared=shared, dim=dim))
 
 
-@pytest.mark.parametrize("window", [None, 20])
-def test_scores_are_bounded_where_the_model_says_so(window):
-    case = make_case([(1, 70), (9, 20)], softcap=0.7, window=window)
+def test_scores_are_bounded_where_the_model_says_so():
+    case = make_case([(1, 40), (9, 20)], softcap=0.7)
     bounded = check(case)
     without = replace(case, shape=replace(case.shape, softcap=None))
     assert not torch.allclose(bounded, attended(without, planned(without, small=False, tuning=TUNING)), atol=1e-2)
@@ -101,7 +100,7 @@ def test_a_query_before_the_first_position_sees_nothing():
 
 @pytest.mark.parametrize("small", [True, False])
 def test_a_tree_sees_its_branches(small):
-    case = make_case([(7, 60), (1, 40), (12, 12)], padding=2)
+    case = make_case([(7, 40), (1, 5), (12, 12)], padding=2)
     parents = [[-1, 0, 0, 1, 2, 2, 4], [-1], [-1, 0, 0, 0, 1, 2, 3, 3, 4, 4, 8, 9]]
     masks = []
     for tree in parents:
