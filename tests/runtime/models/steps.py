@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate
 
 import torch
 import transformers
 from tests.runtime.tiny import VOCAB
 
 from outrider_runtime.kv.cache import KVCache
-from outrider_runtime.layers.batch import Span, make_batch
+from outrider_runtime.layers.batch import Batch, Span, attention_plan, make_batch
 from outrider_runtime.models.causal import CausalLM
 
 BLOCK = 4
@@ -40,18 +42,36 @@ def in_steps(
     for own in blocks[1:]:
         own[:shared] = blocks[0][:shared]
     late = [int(shared > 0 and i > 0) for i in range(len(texts))]
-    cache = KVCache(model.config, len(order), BLOCK, model.dtype, "cpu")
+    cache = KVCache(model.config, len(order), BLOCK, model.dtype, model.device)
     done = [shared * BLOCK * each for each in late]
     parts: list[list[torch.Tensor]] = [[] for _ in texts]
     for step in range(max(len(cut) + wait for cut, wait in zip(cuts, late, strict=True))):
         members = [i for i in range(len(texts)) if 0 <= step - late[i] < len(cuts[i])]
         spans = [Span(texts[i][done[i] : done[i] + cuts[i][step - late[i]]], done[i], blocks[i]) for i in members]
-        batch = make_batch(spans, BLOCK, "cpu", model.attention_shape)
-        logits = model.logits(model(batch, cache)).split([len(span.token_ids) for span in spans])
+        logits = model.logits(model(batch_of(model, spans), cache)).cpu().split([len(span.token_ids) for span in spans])
         for i, span, part in zip(members, spans, logits, strict=True):
             parts[i].append(part)
             done[i] = span.end
     return [torch.cat(part) for part in parts]
+
+
+def batch_of(model: CausalLM, spans: Sequence[Span]) -> Batch:
+    """On a CUDA device, as the engine has it made there: for the kernel."""
+    batch = make_batch(spans, BLOCK, model.device, model.attention_shape)
+    if model.device.type != "cuda":
+        return batch
+    tables = [[*span.blocks] for span in spans]
+    starts = [0, *accumulate(len(span.token_ids) for span in spans)]
+    ends, rows = [span.end for span in spans], list(range(len(spans)))
+    plan = attention_plan(
+        *(torch.tensor(each, dtype=torch.int32, device=model.device) for each in (starts, ends, rows, tables)),
+        tokens=len(batch.token_ids),
+        block_size=BLOCK,
+        dim=model.config.head_dim,
+        shape=model.attention_shape,
+        small=False,
+    )
+    return replace(batch, attention=plan)
 
 
 def assert_logits_are_those_of(reference: transformers.PreTrainedModel, model: CausalLM) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 import transformers
 from tests.runtime.tiny import reference_model
 
 from outrider_runtime.errors import Refusal
-from outrider_runtime.models.config import model_config, tensor_shapes
+from outrider_runtime.models.config import ARCHITECTURES, GENERIC_ARCHITECTURES, model_config, tensor_shapes
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -90,6 +93,12 @@ def test_what_is_not_supported_is_refused_by_name(changes, told):
         model_config({**LLAMA, **changes})
     assert refusal.value.reason == "UnsupportedModel"
     assert told in refusal.value.message
+
+
+def test_the_documentation_lists_what_is_supported():
+    listed = re.findall(r"`(\w+ForCausalLM)`", (Path(__file__).parents[3] / "docs/models.md").read_text())
+    assert listed == [*ARCHITECTURES, *listed[len(ARCHITECTURES) :]]
+    assert sorted(listed) == sorted([*ARCHITECTURES, *GENERIC_ARCHITECTURES])
 
 
 def test_a_window_on_some_layers_is_refused():
