@@ -18,7 +18,7 @@ from outrider_runtime.layers.attention import AttentionShape, PagedPlan, Tile, T
 
 MAX_COUNTERS = 1 << 16  # (tile, KV head) pairs of one launch
 # For batches of up to so many tokens: the least of a context's part, and the most parts.
-SPLITTING = ((8, 64, 16), (16, 256, 16), (63, 512, 16), (MAX_COUNTERS, 2048, 4))
+SPLITTING = ((8, 64, 16), (63, 512, 16), (MAX_COUNTERS, 2048, 4))
 LOG2_E = tl.constexpr(1.4426950408889634)
 FIELDS = 10  # of a work item, each a row of WorkList.items
 ROW, QUERIES, POSITION, BEGIN, END, TABLE, SPLIT, SPLITS, TILE, STEP = (tl.constexpr(field) for field in range(FIELDS))
