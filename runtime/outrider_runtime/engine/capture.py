@@ -12,6 +12,7 @@ from outrider_runtime.graphs import bucket
 from outrider_runtime.sampling.table import Mode
 
 COMMON_REQUESTS = (16, 8, 4, 2, 1)  # running ones that a server meets first
+FEW_QUERIES = 17  # a token and the longest draft: up to here, attention counts a request as small
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,16 +82,20 @@ def first(widths: Widths, draft_tokens: int) -> list[Program]:
 
 
 def rest(widths: Widths, done: list[Program]) -> list[Program]:
-    """All others but rare ones: drafts with penalties and the like, and log-probabilities."""
-    programs: list[Program] = [
-        Forward(width, small) for small in (False, True) for width in reversed(widths.tokens) if small or width > 1
+    """All others but rare ones: drafts with penalties and the like, and log-probabilities. Soonest met are the shorter
+    drafts of a few requests, at their ends."""
+    few = {bucket(widths.requests, n) for n in COMMON_REQUESTS if n <= widths.requests[-1]}
+    loops = [
+        Draft(requests, length, mode)
+        for length in reversed(widths.lengths)
+        for mode in (Mode.GREEDY, Mode.NOISE)
+        for requests in reversed(widths.requests)
     ]
+    programs: list[Program] = [*(loop for loop in loops if loop.requests in few)]
+    programs += [Forward(width, small=True) for width in reversed(widths.tokens)]
     programs += [Sample(width, mode) for mode in Mode for width in reversed(widths.rows)]
-    if widths.reads:
-        programs += [DraftRead(width) for width in reversed(widths.tokens)]
-    for length in reversed(widths.lengths):
-        programs += [
-            Draft(width, length, mode) for mode in (Mode.GREEDY, Mode.NOISE) for width in reversed(widths.requests)
-        ]
+    programs += [Forward(width, small=False) for width in reversed(widths.tokens) if width > FEW_QUERIES]
+    programs += [DraftRead(width) for width in reversed(widths.tokens) if widths.reads]
+    programs += loops
     known = set(done)
-    return [program for program in programs if program not in known]
+    return [program for program in dict.fromkeys(programs) if program not in known]

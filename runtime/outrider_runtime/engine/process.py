@@ -6,6 +6,7 @@ Started as `python -m outrider_runtime.engine.process FD` by client.py, with the
 from __future__ import annotations
 
 import ctypes
+import gc
 import logging
 import os
 import queue
@@ -156,6 +157,7 @@ def main(fd: int) -> int:
         inbox.put(message)
     try:
         engine, ready = load(config, lambda message: channel.send(Progress(message)))
+        gc.freeze()  # what is there now stays: no need to look through it for garbage in the middle of a step
         channel.send(ready)
         threading.Thread(target=receive, args=(channel, inbox), name="inbox", daemon=True).start()
         run(engine, inbox, channel.send)

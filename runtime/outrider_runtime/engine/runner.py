@@ -15,7 +15,7 @@ import torch
 
 from outrider_runtime.config import EngineConfig
 from outrider_runtime.engine import capture
-from outrider_runtime.engine.capture import Draft, DraftRead, Forward, Program, Sample, Widths
+from outrider_runtime.engine.capture import FEW_QUERIES, Draft, DraftRead, Forward, Program, Sample, Widths
 from outrider_runtime.engine.device_step import commit, gather_batch, stands_by_lot, update_tables
 from outrider_runtime.engine.feed import AT_THE_END, BlockUpdate, Feed, FeedBuffer, FeedShape, Share, shape_of
 from outrider_runtime.engine.request import Request
@@ -34,7 +34,6 @@ from outrider_runtime.speculation.registry import Setting, make_proposer
 
 log = logging.getLogger(__name__)
 
-FEW_QUERIES = 17  # a token and the longest draft: up to here, attention counts a request as small
 MOST_UPDATES = 1024  # of block tables, in one feed
 DRAFT_LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16)  # that draft loops are captured for
 
