@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 import torch
 import transformers
-from tests.runtime.engine.driver import assert_all_free, make_engine, naive, run
-from tests.runtime.tiny import reference_model
+from tests.runtime.engine.driver import METHODS, assert_all_free, make_engine, naive, run
+from tests.runtime.tiny import VOCAB, blurred_model, reference_model
 
+from outrider_runtime.engine.engine import Engine
 from outrider_runtime.engine.messages import AddRequest
 from outrider_runtime.models.config import model_config
 from outrider_runtime.models.llama import LlamaForCausalLM
@@ -27,6 +30,11 @@ PARAMS = {
     "sampled": SamplingParams(max_tokens=24, seed=1, top_p=0.9, top_k=20),
     "penalties": SamplingParams(max_tokens=24, seed=4, frequency_penalty=1.0, repetition_penalty=1.1),
 }
+DRAFTS = {
+    "equal draft": reference_model,
+    "worse draft": blurred_model,
+    "random draft": lambda: reference_model(seed=1),
+}
 
 
 @pytest.fixture(autouse=True)
@@ -43,18 +51,53 @@ def on_device(reference: transformers.PreTrainedModel, dtype: torch.dtype = torc
     return model
 
 
+def engine_on_device(method: str, **setting) -> Engine:
+    draft = on_device(DRAFTS[method]()) if method in DRAFTS else None
+    return make_engine(method, target=on_device(reference_model()), draft=draft, **setting)
+
+
 def requests(params: SamplingParams) -> list[AddRequest]:
     return [AddRequest(str(index), prompt, params) for index, prompt in enumerate(PROMPTS)]
 
 
+def crowd() -> list[AddRequest]:
+    """More than run at once, whose prompts are more than one step reads; some repeat themselves, as n-gram likes."""
+    lots = random.Random(0)
+    prompts = [tuple(lots.randrange(4, VOCAB) for _ in range(length)) for length in (1, 50, 3, 30, 9, 60, 2, 17, 41, 5)]
+    prompts += [(11, 12, 13, 14, 15) * times for times in (2, 7, 12)]
+    kinds = list(PARAMS.values())
+    return [
+        AddRequest(str(index), prompt, kinds[index % len(kinds)])
+        for index, prompt in enumerate([*prompts, *reversed(prompts)])
+    ]
+
+
 @pytest.mark.parametrize("params", PARAMS)
-@pytest.mark.parametrize(("method", "seed"), [("no speculation", None), ("n-gram", None), ("draft", 0), ("draft", 1)])
-def test_a_text_is_what_the_naive_loop_on_the_cpu_writes(method, seed, params):
-    draft = None if seed is None else on_device(reference_model(seed=seed))
-    name = method if seed is None else "equal draft"
-    engine = make_engine(name, target=on_device(reference_model()), draft=draft, budget=16)
+@pytest.mark.parametrize("method", METHODS)
+def test_a_text_is_what_the_naive_loop_on_the_cpu_writes(method, params):
+    engine = engine_on_device(method, budget=16)
     collector = run(engine, requests(PARAMS[params]))
     for request in requests(PARAMS[params]):
+        assert collector.text(request.request_id) == naive(request.prompt, request.params), request
+    assert_all_free(engine)
+
+
+@pytest.mark.parametrize("overlap", [True, False], ids=["one step behind", "in turn"])
+@pytest.mark.parametrize("method", ["no speculation", "n-gram", "equal draft", "worse draft"])
+def test_prompts_read_beside_drafts_change_no_text(method, overlap):
+    """So steps of as many sampled rows have now more tokens, now fewer: each graph serves those of others."""
+    engine = engine_on_device(method, budget=64, concurrency=12, blocks=300, overlap=overlap)
+    collector = run(engine, crowd())
+    for request in crowd():
+        assert collector.text(request.request_id) == naive(request.prompt, request.params), request
+    assert (engine.stats().accepted_tokens > 0) == (method != "no speculation")
+    assert_all_free(engine)
+
+
+def test_a_crowd_that_blocks_do_not_suffice_for_changes_no_text():
+    engine = engine_on_device("worse draft", budget=64, concurrency=12, blocks=60)
+    collector = run(engine, crowd())
+    for request in crowd():
         assert collector.text(request.request_id) == naive(request.prompt, request.params), request
     assert_all_free(engine)
 
@@ -67,10 +110,9 @@ def test_in_bfloat16_an_equal_draft_is_nearly_always_accepted():
     assert stats.accepted_tokens > 0.85 * stats.draft_tokens
 
 
-@pytest.mark.parametrize("method", ["n-gram", "equal draft"])
+@pytest.mark.parametrize("method", ["n-gram", "random draft"])
 def test_capturing_in_advance_and_between_requests_changes_no_text(method):
-    draft = on_device(reference_model(seed=1)) if method == "equal draft" else None
-    engine = make_engine(method, target=on_device(reference_model()), draft=draft, budget=16)
+    engine = engine_on_device(method, budget=16)
     lines: list[str] = []
     engine.capture(lines.append)
     assert "captured" in lines[-1]
@@ -92,9 +134,8 @@ def test_capturing_in_advance_and_between_requests_changes_no_text(method):
 @pytest.mark.parametrize("method", ["no speculation", "n-gram", "equal draft"])
 def test_log_probabilities_are_those_that_the_cpu_tells(method):
     asked = requests(SamplingParams(max_tokens=24, seed=1, logprobs=5))
-    draft = on_device(reference_model()) if method == "equal draft" else None
     expected = run(make_engine(method), asked)
-    collector = run(make_engine(method, target=on_device(reference_model()), draft=draft), asked)
+    collector = run(engine_on_device(method), asked)
     for request in asked:
         assert collector.tokens(request.request_id) == expected.tokens(request.request_id)
         told, right = (

@@ -46,8 +46,7 @@ def ours(reference: transformers.PreTrainedModel, dtype: torch.dtype = torch.flo
     return model
 
 
-@cache
-def worse_draft() -> LlamaForCausalLM:
+def blurred_model() -> transformers.PreTrainedModel:
     """The tiny Llama with its weights blurred: agrees with it often, not always. Its vocabulary is padded further."""
     blurred = reference_model()
     blurred.resize_token_embeddings(VOCAB + 3, mean_resizing=False)
@@ -55,7 +54,12 @@ def worse_draft() -> LlamaForCausalLM:
     with torch.no_grad():
         for parameter in blurred.parameters():
             parameter += 0.01 * torch.randn_like(parameter)
-    return ours(blurred)
+    return blurred
+
+
+@cache
+def worse_draft() -> LlamaForCausalLM:
+    return ours(blurred_model())
 
 
 @cache
