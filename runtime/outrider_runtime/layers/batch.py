@@ -87,7 +87,12 @@ def attention_plan(
                 small=small,
             ),
         )
-    lengths, contexts = query_starts.diff().tolist(), context_lengths.tolist()
+    present = query_starts.diff().nonzero().squeeze(1)
+    lengths, contexts = query_starts.diff()[present].tolist(), context_lengths[present].tolist()
+    tables = block_tables[table_rows[present]].long()
+    if (padding := tokens - sum(lengths)) > 0:  # as if it were one more request's
+        lengths, contexts = [*lengths, padding], [*contexts, padding]
+        tables = torch.cat((tables, torch.zeros_like(block_tables[:1], dtype=tables.dtype)))
     spans = [torch.arange(end - length, end) for length, end in zip(lengths, contexts, strict=True)]
-    positions, tables = torch.cat(spans).to(query_starts.device), block_tables[table_rows].long()
+    positions = torch.cat(spans).to(query_starts.device)
     return plan_layers(shape, lambda kind: plan_attention(lengths, contexts, positions, tables, block_size, kind))

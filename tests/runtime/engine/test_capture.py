@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.runtime.engine.driver import make_engine, naive, run
+from tests.runtime.engine.driver import assert_all_free, make_engine, naive, run
 from tests.runtime.tiny import tiny_pair
 
+from outrider_runtime.engine import runner
 from outrider_runtime.engine.capture import Draft, DraftRead, Forward, Program, Sample, Widths, first, rest
 from outrider_runtime.engine.device_step import commit, place, update_tables
 from outrider_runtime.engine.feed import FeedBuffer, FeedShape
 from outrider_runtime.engine.messages import AddRequest
 from outrider_runtime.engine.state import DeviceState
-from outrider_runtime.graphs import buckets
+from outrider_runtime.graphs import Graphs, buckets
 from outrider_runtime.sampling.params import SamplingParams
 from outrider_runtime.sampling.table import Mode
 
@@ -87,6 +88,49 @@ def test_a_feed_of_nobody_changes_nobodys_text_nor_table():
     assert all(map(torch.equal, before, after))
     assert results[:, 0].tolist() == [0, 0, 0]
     assert state.lengths[state.nobody] == 1
+
+
+class EagerGraphs(Graphs):
+    """Pads and knows what it has run, as on a GPU, but runs it each time."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.active = True
+        self.keys: list[Program] = []
+
+    def run(self, key, program) -> None:
+        self.keys.append(key)
+        program()
+
+    def __contains__(self, key) -> bool:
+        return key in self.keys
+
+
+@pytest.mark.parametrize("method", ["no speculation", "n-gram", "worse draft"])
+def test_padded_programs_and_captures_between_requests_change_no_text(method, monkeypatch):
+    monkeypatch.setattr(runner, "Graphs", EagerGraphs)
+    engine, lines = make_engine(method, k=3, concurrency=5, budget=24), []
+    engine.capture(lines.append)
+    graphs = engine._runner._graphs
+    assert graphs.keys == first(engine._runner.widths, 0 if method == "no speculation" else 3)
+    assert lines[0] == f"capturing {len(graphs.keys)} graphs"
+    requests = [
+        AddRequest(f"{name}-{index}", prompt, params)
+        for name, params in enumerate([SamplingParams(14, temperature=0.0), SamplingParams(14, seed=3, top_k=9)])
+        for index, prompt in enumerate([(5,), (6, 7, 8) * 5, tuple(range(4, 54))])
+    ]
+    for _ in range(2):
+        collector = run(engine, requests)
+        for request in requests:
+            assert collector.text(request.request_id) == naive(request.prompt, request.params)
+        for _ in range(7):
+            engine.idle()
+    while engine.idle():
+        pass
+    assert set(rest(engine._runner.widths, [])) <= set(graphs.keys)
+    collector = run(engine, requests)
+    for request in requests:
+        assert collector.text(request.request_id) == naive(request.prompt, request.params)
+    assert_all_free(engine)
 
 
 def test_where_there_are_no_graphs_nothing_is_captured_and_nothing_left_to_do():
