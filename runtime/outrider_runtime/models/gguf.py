@@ -67,13 +67,17 @@ class GGUFFile:
         self.config = self._config()
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+        for name in self._tensors:
+            yield name, self.read(name)
+
+    def read(self, name: str) -> Tensor:
         """float32, whatever the file's quantization."""
-        for name, tensor in self._tensors.items():
-            try:
-                values = dequantize(tensor.data, tensor.tensor_type)
-            except NotImplementedError as error:
-                raise _unsupported(self.path, f"{tensor.name} is in {tensor.tensor_type.name}") from error
-            yield name, self._in_order(name, torch.from_numpy(np.array(values, dtype=np.float32)))
+        tensor = self._tensors[name]
+        try:
+            values = dequantize(tensor.data, tensor.tensor_type)
+        except NotImplementedError as error:
+            raise _unsupported(self.path, f"{tensor.name} is in {tensor.tensor_type.name}") from error
+        return self._in_order(name, torch.from_numpy(np.require(values, np.float32, ["W"])))
 
     def _in_order(self, name: str, tensor: Tensor) -> Tensor:
         """Undo the order that `llama` files keep the rows of q and k in: rotary pairs side by side, per head."""

@@ -22,7 +22,8 @@ from torch import Tensor
 from outrider_runtime.models.weights import Place, SafetensorsWeights, Weights, torn
 
 PIECE = 8 << 20  # bytes; two for each thread are what a transfer takes of the host's memory
-THREADS = {"cuda": 8, "cpu": 2}  # at most; for a CPU the memory's own speed is the limit
+READERS = {"cuda": 8, "cpu": 2}  # threads at most; for a CPU the memory's own speed is the limit
+CONVERTERS = 8
 REPORT_SECONDS = 5.0
 LOOK_SECONDS = 0.2
 
@@ -30,7 +31,7 @@ Report = Callable[[str], None]
 
 
 def fill(shards: Mapping[str, Tensor], weights: Weights, name: str, report: Report) -> None:
-    """Copy each tensor of `shards` from the checkpoint, converting its dtype.
+    """Copy each tensor of `shards`, all on one device, from the checkpoint, converting its dtype.
 
     `report` gets a line every few seconds and one at the end; a terminal gets a bar. `weights` hold all of `shards`, in
     the same shapes. Raises Refusal when a file ends early.
@@ -40,11 +41,8 @@ def fill(shards: Mapping[str, Tensor], weights: Weights, name: str, report: Repo
         progress = Progress(name, sum(place.nbytes for place in places.values()), report)
         _transfer([(place, shards[tensor]) for tensor, place in places.items()], progress)
     else:
-        progress = Progress(name, weights.nbytes, report)
-        for tensor, values in weights:
-            if tensor in shards:
-                shards[tensor].copy_(values)
-                progress.tell(progress.done + values.nbytes)
+        progress = Progress(name, sum(shard.nbytes for shard in shards.values()), report)
+        _convert(shards, weights, progress)
     progress.end()
 
 
@@ -87,6 +85,18 @@ class _Piece:
         return self.target.numel() * self.dtype.itemsize
 
 
+def _convert(shards: Mapping[str, Tensor], weights: Weights, progress: Progress) -> None:
+    """What does not lie in its file as it is in memory: whole tensors, a few at once."""
+
+    def read(name: str) -> int:
+        shards[name].copy_(weights.read(name))
+        return shards[name].nbytes
+
+    with ThreadPoolExecutor(min(CONVERTERS, os.cpu_count() or 1), "weights") as pool:
+        for nbytes in pool.map(read, shards):
+            progress.tell(progress.done + nbytes)
+
+
 def _transfer(tensors: list[tuple[Place, Tensor]], progress: Progress) -> None:
     if not tensors:
         return
@@ -96,7 +106,7 @@ def _transfer(tensors: list[tuple[Place, Tensor]], progress: Progress) -> None:
         pieces.put(piece)
     files = {place.file for place, _ in tensors}
     descriptors = {file: os.open(file, os.O_RDONLY) for file in files}
-    threads = min(THREADS[device.type], os.cpu_count() or 1)
+    threads = min(READERS[device.type], os.cpu_count() or 1)
     done = [0] * threads
     try:
         with ThreadPoolExecutor(threads, "weights") as pool:

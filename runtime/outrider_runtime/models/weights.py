@@ -34,12 +34,15 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 class Weights(Protocol):
-    """The weights of one checkpoint. Iterating reads them, in the order they lie in, on the CPU."""
+    """The weights of one checkpoint, on the CPU. Iterating reads them in the order they lie in."""
 
     shapes: Shapes  # by the tensors' names in Hugging Face's format
     nbytes: int  # on disk
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]: ...
+
+    def read(self, name: str) -> Tensor:
+        """From any thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,24 +82,30 @@ class SafetensorsWeights:
             except SafetensorError as error:
                 raise torn(file, f"cannot be read: {error}") from error
 
+    def read(self, name: str) -> Tensor:
+        with safe_open(self.places[name].file, framework="pt") as tensors:
+            tensor: Tensor = tensors.get_tensor(name)
+            return tensor
+
 
 class TorchWeights:
-    """torch.save files of old (pytorch_model.bin), read without running any code they may hold."""
+    """torch.save files of old (pytorch_model.bin), mapped, and opened without running any code they may hold."""
 
     def __init__(self, files: Mapping[Path, set[str] | None]) -> None:
-        self.files = tuple(files)
         self.nbytes = sum(file.stat().st_size for file in files)
-        shapes: dict[str, tuple[int, ...]] = {}
+        self._tensors: dict[str, Tensor] = {}
         for file, promised in files.items():
             tensors = _torch_load(file)
             if absent := (promised or set()) - tensors.keys():
                 raise torn(file, f"lacks {min(absent)}, which the index says it holds")
-            shapes |= {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-        self.shapes: Shapes = shapes
+            self._tensors |= tensors
+        self.shapes: Shapes = {name: tuple(tensor.shape) for name, tensor in self._tensors.items()}
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
-        for file in self.files:
-            yield from _torch_load(file).items()
+        yield from self._tensors.items()
+
+    def read(self, name: str) -> Tensor:
+        return self._tensors[name]
 
 
 def folder_weights(folder: Path) -> Weights | None:

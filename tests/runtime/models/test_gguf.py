@@ -17,6 +17,8 @@ from outrider_runtime.errors import Refusal
 from outrider_runtime.models.checkpoint import open_checkpoint
 from outrider_runtime.models.config import model_config
 from outrider_runtime.models.gguf import GGUFFile
+from outrider_runtime.models.registry import make_model
+from outrider_runtime.models.transfer import fill
 
 NAMES = {
     "llama": ("LlamaForCausalLM", gguf.MODEL_ARCH.LLAMA),
@@ -109,6 +111,16 @@ def test_quantized_tensors_are_dequantised(tmp_path):
     found = dict(open_checkpoint("m", tmp_path / "tiny.gguf", tmp_path).weights())
     for name, tensor in reference.state_dict().items():
         torch.testing.assert_close(found[name], tensor, atol=0.02, rtol=0.02)
+
+
+def test_a_model_is_filled_from_its_file_in_the_dtype_asked_for(tmp_path):
+    reference = write(tmp_path / "tiny.gguf")
+    checkpoint = open_checkpoint("m", tmp_path / "tiny.gguf", tmp_path)
+    shards = make_model(checkpoint.config, torch.bfloat16, "cpu").shards()
+    fill(shards, checkpoint.weights(), "m", lambda line: None)
+    expected = reference.state_dict()
+    assert shards.keys() == expected.keys()
+    assert all(torch.equal(shards[name], expected[name].bfloat16()) for name in shards)
 
 
 def test_the_tokenizer_comes_from_the_file_too_and_is_unpacked_once(tmp_path):
