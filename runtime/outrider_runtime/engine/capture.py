@@ -69,26 +69,26 @@ def first(widths: Widths, draft_tokens: int) -> list[Program]:
     common = [requests for requests in COMMON_REQUESTS if requests <= widths.requests[-1]]
     turns = (1, 1 + draft_tokens) if draft_tokens else (1,)
     tokens = sorted({bucket(widths.rows, min(n * turn, widths.rows[-1])) for n in common for turn in turns})[::-1]
-    modes = (Mode.GREEDY, Mode.NOISE)
     programs: list[Program] = [Forward(widths.tokens[-1], small=False)]
     if widths.reads:
         programs.append(DraftRead(widths.tokens[-1]))
     programs += [Forward(bucket(widths.tokens, width), small=True) for width in tokens]
-    programs += [Sample(width, mode) for width in tokens for mode in modes]
+    programs += [Sample(width, mode) for mode in Mode for width in tokens]
     if widths.lengths and draft_tokens:
         length = bucket(widths.lengths, draft_tokens)
+        modes = (Mode.GREEDY, Mode.NOISE)
         programs += [Draft(bucket(widths.requests, n), length, mode) for n in common for mode in modes]
     return list(dict.fromkeys(programs))
 
 
 def rest(widths: Widths, done: list[Program]) -> list[Program]:
-    """All others but rare ones: drafts with penalties and the like, and log-probabilities. Soonest met are the shorter
-    drafts of a few requests, at their ends."""
+    """All others but rare ones: drafts of many requests with top-p and the like, and log-probabilities. Soonest met are
+    the shorter drafts of a few requests, at their ends."""
     few = {bucket(widths.requests, n) for n in COMMON_REQUESTS if n <= widths.requests[-1]}
     loops = [
         Draft(requests, length, mode)
         for length in reversed(widths.lengths)
-        for mode in (Mode.GREEDY, Mode.NOISE)
+        for mode in Mode
         for requests in reversed(widths.requests)
     ]
     programs: list[Program] = [*(loop for loop in loops if loop.requests in few)]
@@ -96,6 +96,6 @@ def rest(widths: Widths, done: list[Program]) -> list[Program]:
     programs += [Sample(width, mode) for mode in Mode for width in reversed(widths.rows)]
     programs += [Forward(width, small=False) for width in reversed(widths.tokens) if width > FEW_QUERIES]
     programs += [DraftRead(width) for width in reversed(widths.tokens) if widths.reads]
-    programs += loops
+    programs += [loop for loop in loops if loop.mode is not Mode.FULL]
     known = set(done)
     return [program for program in dict.fromkeys(programs) if program not in known]
