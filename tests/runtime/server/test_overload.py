@@ -121,6 +121,7 @@ EXTREMES = [
     {"bad_words": ["a"] * 200},
     {"stop_token_ids": list(range(64)), "min_tokens": 3},
     {"n": 64},
+    {"logprobs": 20, "n": 2},
     {"prompt": [5] * (CONTEXT - 3)},
 ]
 
@@ -138,4 +139,8 @@ async def test_parameters_out_of_range_are_refused_and_extreme_ones_answered(ser
         body = await got.json()
         assert got.status == 200, (change, body)
         assert body["usage"]["completion_tokens"] <= 3 * change.get("n", 1)
+        if "logprobs" in change:
+            for columns in (choice["logprobs"] for choice in body["choices"]):
+                assert len(columns["token_logprobs"]) == 3
+                assert all(max(top.values()) <= 0 and len(top) > 1 for top in columns["top_logprobs"])
     await _idle(served)
