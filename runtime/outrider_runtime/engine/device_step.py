@@ -1,4 +1,4 @@
-"""The device's part of a step around the models: what the tokens are, and which of them stand.
+"""What a step's tokens are, found on the device; which of them stand is speculation/verify.py's.
 
 All of it is of fixed shapes and without a look back from the host, so that CUDA graphs can hold it. On CUDA it is a
 few kernels (kernels/step.py); the torch beside each call says what they do, and does it elsewhere.
@@ -14,8 +14,6 @@ from outrider_runtime.engine.state import DeviceState
 from outrider_runtime.kv.cache import KVCache
 from outrider_runtime.layers.attention import AttentionShape
 from outrider_runtime.layers.batch import Batch, attention_plan
-from outrider_runtime.sampling.noise import random_words
-from outrider_runtime.sampling.table import SamplingTable, Settings
 
 
 def update_tables(state: DeviceState, feed: Feed) -> None:
@@ -148,57 +146,3 @@ def place(state: DeviceState, slots: Tensor, first: Tensor, drafts: Tensor) -> N
     else:
         columns = first.unsqueeze(1) + torch.arange(drafts.shape[1], device=drafts.device, dtype=first.dtype)
         state.tokens[slots.unsqueeze(1), columns.clamp(max=state.width)] = drafts.to(torch.int32)
-
-
-def commit(
-    state: DeviceState, feed: Feed, sampled: Tensor, meant: Tensor, results: Tensor, stands: Tensor | None = None
-) -> None:
-    """Verification: append to each text the target's tokens as far as the drafts equal them, and the one behind.
-
-    `sampled` is [R], the target's token of each row. `results`, [N, 3 + longest draft], become for each request: how
-    many tokens it has got (0 where none was sampled), what `meant` [N] says of its drafts, and the target's tokens.
-    `stands`, [N + 1], replaces the comparison by a given number of drafts (benchmarks only).
-    """
-    if state.tokens.is_cuda:
-        from outrider_runtime.kernels import step
-
-        step.commit(
-            state.tokens,
-            state.lengths,
-            feed.slots,
-            feed.drafts,
-            feed.capacities,
-            feed.first_rows,
-            sampled,
-            meant,
-            results,
-            stands,
-        )
-    else:
-        verify(state, feed, sampled, meant, results, stands)
-
-
-def verify(
-    state: DeviceState, feed: Feed, sampled: Tensor, meant: Tensor, results: Tensor, stands: Tensor | None
-) -> None:
-    turns = torch.arange(results.shape[1] - 2, device=sampled.device, dtype=torch.int32)
-    rows = (feed.first_rows.clamp(min=0).unsqueeze(1) + turns).clamp(max=len(sampled) - 1)
-    target = sampled[rows].to(torch.int32)  # [N + 1, 1 + longest draft]
-    lengths = state.lengths[feed.slots]
-    columns = (lengths.unsqueeze(1) + turns).clamp(max=state.width)
-    drafts = state.tokens[feed.slots.unsqueeze(1), columns]
-    equal = (drafts == target) & (turns < feed.drafts.unsqueeze(1))
-    accepted = equal.to(torch.int32).cumprod(1).sum(1, dtype=torch.int32) if stands is None else stands
-    # A row whose own KV has no place sees none: what it says does not count.
-    accepted = torch.minimum(torch.minimum(accepted, feed.drafts), (feed.capacities - lengths).clamp(min=0))
-    emitted = torch.where(feed.first_rows < 0, 0, accepted + 1)
-    state.tokens[feed.slots.unsqueeze(1), torch.where(turns < emitted.unsqueeze(1), columns, state.width)] = target
-    state.lengths[feed.slots] = torch.where(feed.slots == state.nobody, 1, lengths + emitted).clamp(max=state.width)
-    results[:, 0], results[:, 1], results[:, 2:] = emitted[:-1], meant, target[:-1]
-
-
-def stands_by_lot(state: DeviceState, feed: Feed, table: SamplingTable, accepted_length: float) -> Tensor:
-    """For benchmarks: how many drafts stand, [N + 1], so that a step yields `accepted_length` tokens on average."""
-    whole = int(accepted_length) - 1
-    lots = random_words(Settings(table.rows[feed.slots]).seeds, state.lengths[feed.slots].long(), 1)[:, 0]
-    return whole + (lots.to(torch.float32) * 2.0**-32 < accepted_length - int(accepted_length)).to(torch.int32)

@@ -16,7 +16,7 @@ import torch
 from outrider_runtime.config import EngineConfig
 from outrider_runtime.engine import capture
 from outrider_runtime.engine.capture import FEW_QUERIES, Draft, DraftRead, Forward, Program, Sample, Widths
-from outrider_runtime.engine.device_step import commit, gather_batch, stands_by_lot, update_tables
+from outrider_runtime.engine.device_step import gather_batch, update_tables
 from outrider_runtime.engine.feed import AT_THE_END, BlockUpdate, Feed, FeedBuffer, FeedShape, Share, shape_of
 from outrider_runtime.engine.request import Request
 from outrider_runtime.engine.results import Results, Ticket
@@ -31,6 +31,7 @@ from outrider_runtime.sampling.sampler import sample
 from outrider_runtime.sampling.table import Mode, SamplingTable, mode_of
 from outrider_runtime.speculation.proposer import Proposer
 from outrider_runtime.speculation.registry import Setting, make_proposer
+from outrider_runtime.speculation.verify import commit, stands_by_lot
 
 log = logging.getLogger(__name__)
 

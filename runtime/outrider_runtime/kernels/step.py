@@ -126,7 +126,7 @@ def commit(
     results: Tensor,
     stands: Tensor | None,
 ) -> None:
-    """Verification; see device_step.commit. Changes texts, lengths and results, [requests, 3 + longest draft]."""
+    """Verification; see speculation/verify.py. Changes texts, lengths and results, [requests, 3 + longest draft]."""
     requests, width = len(results), results.shape[1] - 2
     _commit[(requests,)](
         texts,

@@ -1,18 +1,70 @@
 """The one verification rule: a draft stands while it equals the target's own token.
 
 Both are determined by the request's noise, so what is emitted is what plain decoding would have emitted
-(../sampling/pipeline.py); the draft decides only how many tokens a step yields.
+(../sampling/pipeline.py); the draft decides only how many tokens a step yields. On CUDA it is a kernel
+(kernels/step.py); the torch here says what that does, and does it elsewhere.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import torch
+from torch import Tensor
+
+from outrider_runtime.engine.feed import Feed
+from outrider_runtime.engine.state import DeviceState
+from outrider_runtime.sampling.noise import random_words
+from outrider_runtime.sampling.table import SamplingTable, Settings
 
 
-def walk(drafted: Sequence[int], target: Sequence[int]) -> int:
-    """How many drafted tokens stand. `target` holds the target's token behind each prefix of the draft, one more than
-    `drafted`; the step emits `target[: accepted + 1]`."""
-    for accepted, (draft, token) in enumerate(zip(drafted, target, strict=False)):
-        if draft != token:
-            return accepted
-    return len(drafted)
+def commit(
+    state: DeviceState, feed: Feed, sampled: Tensor, meant: Tensor, results: Tensor, stands: Tensor | None = None
+) -> None:
+    """Append to each text the target's tokens as far as the drafts equal them, and the one behind.
+
+    `sampled` is [R], the target's token of each row. `results`, [N, 3 + longest draft], become for each request: how
+    many tokens it has got (0 where none was sampled), what `meant` [N] says of its drafts, and the target's tokens.
+    `stands`, [N + 1], replaces the comparison by a given number of drafts (benchmarks only).
+    """
+    if state.tokens.is_cuda:
+        from outrider_runtime.kernels import step
+
+        step.commit(
+            state.tokens,
+            state.lengths,
+            feed.slots,
+            feed.drafts,
+            feed.capacities,
+            feed.first_rows,
+            sampled,
+            meant,
+            results,
+            stands,
+        )
+    else:
+        walk(state, feed, sampled, meant, results, stands)
+
+
+def walk(
+    state: DeviceState, feed: Feed, sampled: Tensor, meant: Tensor, results: Tensor, stands: Tensor | None
+) -> None:
+    turns = torch.arange(results.shape[1] - 2, device=sampled.device, dtype=torch.int32)
+    rows = (feed.first_rows.clamp(min=0).unsqueeze(1) + turns).clamp(max=len(sampled) - 1)
+    target = sampled[rows].to(torch.int32)  # [N + 1, 1 + longest draft]
+    lengths = state.lengths[feed.slots]
+    columns = (lengths.unsqueeze(1) + turns).clamp(max=state.width)
+    drafts = state.tokens[feed.slots.unsqueeze(1), columns]
+    equal = (drafts == target) & (turns < feed.drafts.unsqueeze(1))
+    accepted = equal.to(torch.int32).cumprod(1).sum(1, dtype=torch.int32) if stands is None else stands
+    # A row whose own KV has no place sees none: what it says does not count.
+    accepted = torch.minimum(torch.minimum(accepted, feed.drafts), (feed.capacities - lengths).clamp(min=0))
+    emitted = torch.where(feed.first_rows < 0, 0, accepted + 1)
+    state.tokens[feed.slots.unsqueeze(1), torch.where(turns < emitted.unsqueeze(1), columns, state.width)] = target
+    state.lengths[feed.slots] = torch.where(feed.slots == state.nobody, 1, lengths + emitted).clamp(max=state.width)
+    results[:, 0], results[:, 1], results[:, 2:] = emitted[:-1], meant, target[:-1]
+
+
+def stands_by_lot(state: DeviceState, feed: Feed, table: SamplingTable, accepted_length: float) -> Tensor:
+    """For benchmarks: how many drafts stand, [N + 1], so that a step yields `accepted_length` tokens on average."""
+    whole = int(accepted_length) - 1
+    lots = random_words(Settings(table.rows[feed.slots]).seeds, state.lengths[feed.slots].long(), 1)[:, 0]
+    return whole + (lots.to(torch.float32) * 2.0**-32 < accepted_length - int(accepted_length)).to(torch.int32)

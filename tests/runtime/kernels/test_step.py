@@ -1,4 +1,4 @@
-"""The few kernels around a step do what the torch in engine/device_step.py does, padding and all."""
+"""The few kernels around a step do what the torch beside their calls does, padding and all."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from outrider_runtime.engine.state import DeviceState
 from outrider_runtime.kernels import step
 from outrider_runtime.kv.cache import KVCache
 from outrider_runtime.models.config import ModelConfig, model_config
+from outrider_runtime.speculation import verify
 
 SLOTS, WIDTH, SIZE, LONGEST = 6, 40, 4, 3
 VOCAB = 3  # few, so that drafts stand
@@ -125,7 +126,7 @@ def test_the_same_drafts_stand_as_by_the_definition(seed, padded, by_lot):
     meant = torch.arange(requests, dtype=torch.int32)
     stands = torch.arange(requests + 1, dtype=torch.int32) % (LONGEST + 1) if by_lot else None
     results = [torch.zeros(requests, 3 + LONGEST, dtype=torch.int32) for _ in range(2)]
-    device_step.verify(theirs, rig.feed, rig.sampled, meant, results[0], stands)
+    verify.walk(theirs, rig.feed, rig.sampled, meant, results[0], stands)
     step.commit(
         ours.tokens,
         ours.lengths,
