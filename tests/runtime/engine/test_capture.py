@@ -9,13 +9,14 @@ from tests.runtime.tiny import tiny_pair
 
 from outrider_runtime.engine import runner
 from outrider_runtime.engine.capture import Draft, DraftRead, Forward, Program, Sample, Widths, first, rest
-from outrider_runtime.engine.device_step import commit, place, update_tables
+from outrider_runtime.engine.device_step import place, update_tables
 from outrider_runtime.engine.feed import FeedBuffer, FeedShape
 from outrider_runtime.engine.messages import AddRequest
 from outrider_runtime.engine.state import DeviceState
 from outrider_runtime.graphs import Graphs, buckets
 from outrider_runtime.sampling.params import SamplingParams
 from outrider_runtime.sampling.table import Mode
+from outrider_runtime.speculation.verify import commit
 
 WIDTHS = Widths(buckets(2048), buckets(1280), buckets(256), (1, 2, 3, 4), reads=True)
 
