@@ -27,7 +27,7 @@ test-unit test-runtime test-cluster test-node test-e2e: ## one part of it
 lint:            ## ruff, mypy --strict, import-linter
 	@$(PYTHON) hack/run_tests.py lint
 
-soak: venv       ## the long tests: 1,000 objects, many restarts
+soak: bench-operator ## the long ones: 1,000 objects, a rush on 40 replicas, the real HPA
 	@$(VENV)/python -m pytest -m soak --timeout 3600 tests
 
 bench-operator: venv ## create and reconcile 1,000 objects on a real API server
