@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.runtime.batches import Span, make_batch
 
 from outrider_runtime.layers.attention import AttentionShape, attend
-from outrider_runtime.layers.batch import Span, make_batch
 
 KV_HEADS, SHARED, DIM = 2, 3, 8
 spans = st.lists(st.tuples(st.integers(1, 40), st.integers(0, 300)), min_size=1, max_size=6)

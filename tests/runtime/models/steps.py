@@ -8,10 +8,11 @@ from itertools import accumulate
 
 import torch
 import transformers
+from tests.runtime.batches import Span, make_batch
 from tests.runtime.tiny import VOCAB
 
 from outrider_runtime.kv.cache import KVCache
-from outrider_runtime.layers.batch import Batch, Span, attention_plan, make_batch
+from outrider_runtime.layers.batch import Batch, attention_plan
 from outrider_runtime.models.causal import CausalLM
 
 BLOCK = 4
