@@ -194,12 +194,14 @@ class Engine:
                 continue
             if request.flight is chunk:
                 request.flight = None
-            if chunk.samples:
-                deltas.append(self._append(request, outcome))
-            else:
+            if not chunk.samples:
                 request.computed = chunk.end
+                self._scheduler.publish(request)
+                continue
+            delta = self._append(request, outcome)
+            deltas.append(delta)
             self._scheduler.publish(request)
-            if deltas and deltas[-1].request_id == request.request_id and deltas[-1].finish_reason is not None:
+            if delta.finish_reason is not None:
                 self._forget(request)
         return tuple(deltas)
 
