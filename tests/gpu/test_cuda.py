@@ -6,14 +6,12 @@ import random
 
 import pytest
 import torch
-import transformers
-from tests.runtime.engine.driver import METHODS, assert_all_free, make_engine, naive, run
-from tests.runtime.tiny import VOCAB, blurred_model, reference_model
+from tests.runtime.engine.driver import assert_all_free, make_engine, naive, run
+from tests.runtime.methods import METHODS
+from tests.runtime.tiny import VOCAB, ours, reference_model
 
 from outrider_runtime.engine.engine import Engine
 from outrider_runtime.engine.messages import AddRequest
-from outrider_runtime.models.config import model_config
-from outrider_runtime.models.llama import LlamaForCausalLM
 from outrider_runtime.sampling.noise import gumbel, random_words
 from outrider_runtime.sampling.params import SamplingParams
 
@@ -30,11 +28,6 @@ PARAMS = {
     "sampled": SamplingParams(max_tokens=24, seed=1, top_p=0.9, top_k=20),
     "penalties": SamplingParams(max_tokens=24, seed=4, frequency_penalty=1.0, repetition_penalty=1.1),
 }
-DRAFTS = {
-    "equal draft": reference_model,
-    "worse draft": blurred_model,
-    "random draft": lambda: reference_model(seed=1),
-}
 
 
 @pytest.fixture(autouse=True)
@@ -45,15 +38,8 @@ def exact_products():
     torch.backends.cuda.matmul.allow_tf32 = before
 
 
-def on_device(reference: transformers.PreTrainedModel, dtype: torch.dtype = torch.float32) -> LlamaForCausalLM:
-    model = LlamaForCausalLM(model_config(reference.config.to_dict()), dtype, "cuda")
-    model.load(reference.state_dict().items())
-    return model
-
-
 def engine_on_device(method: str, **setting) -> Engine:
-    draft = on_device(DRAFTS[method]()) if method in DRAFTS else None
-    return make_engine(method, target=on_device(reference_model()), draft=draft, **setting)
+    return make_engine(method, target=ours(reference_model(), device="cuda"), **setting)
 
 
 def requests(params: SamplingParams) -> list[AddRequest]:
@@ -103,7 +89,7 @@ def test_a_crowd_that_blocks_do_not_suffice_for_changes_no_text():
 
 
 def test_in_bfloat16_an_equal_draft_is_nearly_always_accepted():
-    target, draft = (on_device(reference_model(), torch.bfloat16) for _ in range(2))
+    target, draft = (ours(reference_model(), torch.bfloat16, "cuda") for _ in range(2))
     engine = make_engine("equal draft", target=target, draft=draft)
     run(engine, requests(PARAMS["sampled"]))
     stats = engine.stats()
@@ -143,8 +129,8 @@ def test_log_probabilities_are_those_that_the_cpu_tells(method):
             for found in (collector, expected)
         )
         assert [each.logprob for each in told] == pytest.approx([each.logprob for each in right], abs=1e-3)
-        for ours, theirs in zip(told, right, strict=True):
-            assert [value for _, value in ours.top] == pytest.approx([value for _, value in theirs.top], abs=1e-3)
+        for mine, theirs in zip(told, right, strict=True):
+            assert [value for _, value in mine.top] == pytest.approx([value for _, value in theirs.top], abs=1e-3)
 
 
 def test_noise_is_the_same_on_both_devices():

@@ -40,8 +40,10 @@ def reference_model(architecture: str = "LlamaForCausalLM", seed: int = 0, **cha
     return model
 
 
-def ours(reference: transformers.PreTrainedModel, dtype: torch.dtype = torch.float32) -> LlamaForCausalLM:
-    model = LlamaForCausalLM(model_config(reference.config.to_dict()), dtype, "cpu")
+def ours(
+    reference: transformers.PreTrainedModel, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
+) -> LlamaForCausalLM:
+    model = LlamaForCausalLM(model_config(reference.config.to_dict()), dtype, device)
     model.load(reference.state_dict().items())
     return model
 
@@ -55,11 +57,6 @@ def blurred_model() -> transformers.PreTrainedModel:
         for parameter in blurred.parameters():
             parameter += 0.01 * torch.randn_like(parameter)
     return blurred
-
-
-@cache
-def worse_draft() -> LlamaForCausalLM:
-    return ours(blurred_model())
 
 
 @cache

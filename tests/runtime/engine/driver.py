@@ -7,28 +7,21 @@ from collections.abc import Sequence
 from functools import cache
 
 import torch
-from tests.runtime.tiny import tiny_pair, worse_draft
+from tests.runtime.methods import METHODS
+from tests.runtime.tiny import tiny_pair
 
 from outrider_runtime.config import CacheConfig, EngineConfig, SchedulerConfig, SourceConfig, SpeculationConfig
 from outrider_runtime.engine.engine import Engine
 from outrider_runtime.engine.messages import AddRequest, TokenDelta
-from outrider_runtime.models.llama import LlamaForCausalLM
+from outrider_runtime.models.causal import CausalLM
 from outrider_runtime.sampling.params import SamplingParams
 from outrider_runtime.sampling.pipeline import Row, sample
 from outrider_runtime.speculation.policy import Policy
 
 EOS = 3
 MAX_MODEL_LEN = 96
-ON = Policy(num_speculative_tokens=16)
+ON = Policy(mode="Enabled", num_speculative_tokens=16)  # as long as it may be, whether or not it pays
 SUSPENDED = Policy(num_speculative_tokens=16, state="Suspended")
-
-METHODS = {
-    "no speculation": ("draft-model", lambda: None),
-    "n-gram": ("ngram", lambda: None),
-    "equal draft": ("draft-model", lambda: tiny_pair()[1]),
-    "worse draft": ("draft-model", worse_draft),
-    "random draft": ("draft-model", lambda: tiny_pair(1)[1]),
-}
 
 
 def make_engine(
@@ -43,20 +36,21 @@ def make_engine(
     policy: Policy = ON,
     clock=None,
     overlap: bool | None = None,
-    target: LlamaForCausalLM | None = None,
-    draft: LlamaForCausalLM | None = None,
+    target: CausalLM | None = None,
+    draft: CausalLM | None = None,
 ) -> Engine:
     """Around the tiny Llama on the CPU and the method's draft, unless others are given."""
-    name, make_draft = METHODS[method]
+    speculation = METHODS[method]
+    target = target or tiny_pair()[1]
     config = EngineConfig(
         model=SourceConfig("tiny"),
-        speculation=SpeculationConfig(method=name, max_tokens=k, ngram_min=1, ngram_max=3),
+        speculation=SpeculationConfig(method=speculation.method, max_tokens=k, **speculation.options),
         cache=CacheConfig(block_size=block_size, num_blocks=blocks, prefix_caching=prefix_caching),
         scheduler=SchedulerConfig(max_concurrency=concurrency, max_batched_tokens=budget),
         policy=policy,
     )
     more = {} if clock is None else {"clock": clock}
-    models = target or tiny_pair()[1], draft or make_draft()
+    models = target, draft or speculation.draft(target)
     return Engine(config, *models, eos_token_ids=(EOS,), max_model_len=MAX_MODEL_LEN, overlap=overlap, **more)
 
 

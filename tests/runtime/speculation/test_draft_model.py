@@ -19,12 +19,12 @@ PARAMS = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True)
 
 @pytest.fixture
 def forwards(monkeypatch) -> list[list[int]]:
-    """Positions of each of the random draft's forwards, in order."""
+    """Positions of each of the draft's forwards, in order."""
     seen: list[list[int]] = []
     forward = LlamaForCausalLM.forward
 
     def recorded(self, batch, cache):
-        if self is tiny_pair(1)[1]:
+        if self is not tiny_pair()[1]:
             seen.append(batch.positions.tolist())
         return forward(self, batch, cache)
 
@@ -109,7 +109,7 @@ def test_it_drafts_no_further_than_its_own_context_reaches(forwards):
     short = replace(draft.config, max_position_embeddings=50)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(draft, "config", short)
-        engine = make_engine("random draft", k=4)
+        engine = make_engine("random draft", k=4, draft=draft)
         collector = run(engine, [AddRequest("it", PROMPT, PARAMS)])
     assert max(position for positions in forwards for position in positions) < 50
     assert len(collector.tokens("it")) == 40
