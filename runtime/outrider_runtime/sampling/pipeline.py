@@ -37,6 +37,19 @@ class Row:
 
 def sample(logits: Tensor, rows: Sequence[Row], eos_token_ids: Collection[int] = ()) -> Tensor:
     """[rows, vocab] logits to [rows] token ids, int64, on the logits' device. The logits are left as they were."""
+    return draw(logits, *_tabled(rows, eos_token_ids, logits.device)).long()
+
+
+def scores(logits: Tensor, rows: Sequence[Row], eos_token_ids: Collection[int] = ()) -> Tensor:
+    """What a drawn token has the most of, [rows, vocab] float32: its log probability, up to a constant of the row, and
+    its noise; -inf where it cannot be drawn. How near two tokens come to each other says how safe a draw is."""
+    return _scored(logits, *_tabled(rows, eos_token_ids, logits.device))
+
+
+def _tabled(
+    rows: Sequence[Row], eos_token_ids: Collection[int], device: torch.device
+) -> tuple[Tensor, Tensor, SamplingTable, Mode]:
+    """What draw() takes beside logits."""
     mode = max(mode_of(row.params) for row in rows)
     positions = [row.position for row in rows]
     texts = [[0]] * len(rows)
@@ -49,11 +62,11 @@ def sample(logits: Tensor, rows: Sequence[Row], eos_token_ids: Collection[int] =
         words=max(len(row.params.bad_words) for row in rows),
         word_length=max((len(word) for row in rows for word in row.params.bad_words), default=1),
     )
-    table = SamplingTable(torch.tensor(texts, dtype=torch.int32, device=logits.device), eos_token_ids, layout)
+    table = SamplingTable(torch.tensor(texts, dtype=torch.int32, device=device), eos_token_ids, layout)
     for slot, row in enumerate(rows):
         table.write(slot, row.params, row.seed, row.prompt_length)
-    slots = torch.arange(len(rows), dtype=torch.int32, device=logits.device)
-    return draw(logits, slots, torch.tensor(positions, dtype=torch.int32, device=logits.device), table, mode).long()
+    slots = torch.arange(len(rows), dtype=torch.int32, device=device)
+    return slots, torch.tensor(positions, dtype=torch.int32, device=device), table, mode
 
 
 def draw(logits: Tensor, slots: Tensor, positions: Tensor, table: SamplingTable, mode: Mode) -> Tensor:
@@ -62,11 +75,11 @@ def draw(logits: Tensor, slots: Tensor, positions: Tensor, table: SamplingTable,
         return logits.argmax(-1).to(torch.int32)
     at_once = max(1, LOGITS_AT_ONCE // max(logits.shape[-1], table.tokens.shape[-1]))
     chunks = [slice(start, start + at_once) for start in range(0, len(logits), at_once)]
-    tokens = [_draw(logits[chunk], slots[chunk], positions[chunk], table, mode) for chunk in chunks]
+    tokens = [_scored(logits[chunk], slots[chunk], positions[chunk], table, mode).argmax(-1) for chunk in chunks]
     return torch.cat(tokens).to(torch.int32)
 
 
-def _draw(logits: Tensor, slots: Tensor, positions: Tensor, table: SamplingTable, mode: Mode) -> Tensor:
+def _scored(logits: Tensor, slots: Tensor, positions: Tensor, table: SamplingTable, mode: Mode) -> Tensor:
     rows = table.rows[slots] if mode is Mode.FULL else table.rows[slots, :HEADER_WORDS]
     settings = Settings(rows)
     logits = logits.to(torch.float32)
@@ -80,7 +93,7 @@ def _draw(logits: Tensor, slots: Tensor, positions: Tensor, table: SamplingTable
     if mode is Mode.FULL:
         logits = _truncated(logits, settings)
     noise = gumbel(settings.seeds, positions.long(), logits.shape[-1])
-    return (logits + noise.mul_(drawn.unsqueeze(1))).argmax(-1)
+    return logits + noise.mul_(drawn.unsqueeze(1))
 
 
 def _biased(logits: Tensor, rows: Tensor, layout: Layout) -> Tensor:
