@@ -102,6 +102,7 @@ class Did:
     answered: bool = True
     acceptance: float = 0.6
     drafting: bool = True
+    length: float = 4.0  # of a draft; below 1 few steps have one
     fields: Mapping[str, Any] = field(default_factory=dict)  # of its answer
 
 
@@ -118,14 +119,15 @@ def samples(periods: Sequence[Did | float | None], start: float = 0.0, first: bo
 
 def counted(total: Counters, did: Did, seconds: float = 5.0) -> Counters:
     steps = did.running * 10
-    drafts = steps if did.drafting else 0.0
+    drafts = steps * min(1.0, did.length) if did.drafting else 0.0
+    drafted = steps * did.length if did.drafting else 0.0
     return Counters(
         running_request_seconds=total.running_request_seconds + did.running * seconds,
         waiting_request_seconds=total.waiting_request_seconds + did.waiting * seconds,
         drafts=total.drafts + drafts,
-        draft_tokens=total.draft_tokens + 4 * drafts,
-        accepted_tokens=total.accepted_tokens + 4 * drafts * did.acceptance,
-        generated_tokens=total.generated_tokens + steps + 4 * drafts * did.acceptance,
+        draft_tokens=total.draft_tokens + drafted,
+        accepted_tokens=total.accepted_tokens + drafted * did.acceptance,
+        generated_tokens=total.generated_tokens + steps + drafted * did.acceptance,
         rejected_requests=total.rejected_requests + did.rejected,
         uptime_seconds=total.uptime_seconds + seconds,
     )
@@ -156,7 +158,8 @@ class Cluster:
     pods: dict[str, tuple[Pod, float]] = field(default_factory=dict)  # and when it was created
     totals: dict[str, Counters] = field(default_factory=dict)
     acceptance: float = 0.6
-    break_even: int | None = None  # what pods measured
+    break_even: int | None = None  # what pods measure while they draft
+    measured_even: dict[str, int | None] = field(default_factory=dict)  # by pod, and know of it
     told: dict[str, Policy | None] = field(default_factory=dict)  # by pod
     fleet: Fleet = field(default_factory=Fleet)
     plans: list[tuple[float, Plan]] = field(default_factory=list)
@@ -199,10 +202,11 @@ class Cluster:
     def _did(self, name: str, running: float, answered: bool) -> Did:
         policy = self.told.get(name)
         drafting = policy is None or policy.state == SpeculationState.ACTIVE
+        if drafting:
+            self.measured_even[name] = self.break_even
         fields = {
             "revision": policy.revision if policy else "",
-            "tokens": 4.0 if drafting else 0.0,
-            "break_even_concurrency": self.break_even,
+            "break_even_concurrency": self.measured_even.get(name),
         }
         return Did(running, answered=answered, acceptance=self.acceptance, drafting=drafting, fields=fields)
 

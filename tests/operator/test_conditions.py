@@ -364,7 +364,8 @@ def test_a_foreign_owner_of_replicas_is_named():
     ("parts", "did", "says"),
     [
         ({}, Did(running=1), ("True", "Drafting")),
-        ({}, Did(running=1, fields={"tokens": 0.0}), ("False", "NoGain")),
+        ({}, Did(running=1, drafting=False), ("False", "NoGain")),
+        ({}, Did(running=1, length=0.02), ("False", "NoGain")),
         ({}, Did(running=0), ("Unknown", "NoTraffic")),
         ({"mode": "Disabled"}, Did(running=1), ("False", "DisabledBySpec")),
         ({"mode": "Enabled"}, Did(running=1), ("True", "Drafting")),
@@ -374,6 +375,30 @@ def test_a_foreign_owner_of_replicas_is_named():
 )
 def test_speculation_is_active_while_tokens_are_drafted(parts, did, says):
     assert Situation({"speculativeDecoding": parts}, did=did).says("SpeculationActive") == says
+
+
+@pytest.mark.parametrize(
+    ("length", "before", "reason"),
+    [
+        (0.11, "NoGain", "Drafting"),
+        (0.08, "NoGain", "NoGain"),
+        (0.08, "Drafting", "Drafting"),
+        (0.04, "Drafting", "NoGain"),
+    ],
+)
+def test_what_is_drafted_hardly_ever_does_not_turn_the_condition_back_and_forth(length, before, reason):
+    said = ("SpeculationActive", "True" if before == "Drafting" else "False", before)
+    assert Situation(did=Did(running=1, length=length)).before(said).says("SpeculationActive")[1] == reason
+
+
+@pytest.mark.parametrize(("trial", "when"), [("", "at 2026-01-01T00:01:00Z"), ("llama-0", "now on pod llama-0")])
+def test_a_measured_threshold_says_so_and_when_it_is_measured_again(trial, when):
+    situation = Situation({}, did=Did(running=9, fields={"break_even_concurrency": 8}))
+    due = START.timestamp() + (0 if trial else 60)
+    situation.remembering(state="Suspended", reason="Saturated", disable_at=8.0, remeasure_at=due)
+    assert situation.says("SpeculationActive") == ("False", "Saturated")
+    message = situation.conditions()["SpeculationActive"]["message"]
+    assert message.endswith(f"at 8 running requests per replica, as replicas measured it; measured anew {when}")
 
 
 def test_low_acceptance_says_what_it_waits_for():

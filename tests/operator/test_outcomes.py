@@ -17,7 +17,9 @@ MINUTE = 60.0
 
 
 def _saturation(disable_at, enable_at=None, window=30, **fields):
-    given_levels = {"disableAtConcurrency": disable_at} | ({"enableAtConcurrency": enable_at} if enable_at else {})
+    """With None for `disable_at` it is left to what pods measure."""
+    given_levels = {"disableAtConcurrency": disable_at, "enableAtConcurrency": enable_at}
+    given_levels = {name: level for name, level in given_levels.items() if level}
     return {"speculativeDecoding": {"saturation": {**given_levels, "stabilizationWindowSeconds": window}, **fields}}
 
 
@@ -52,6 +54,9 @@ def _why_bad(cluster, load):
     threshold = memory.disable_at or saturation.disable_at_concurrency or cluster.break_even
     if memory.disable_at and running <= enable_at(threshold, saturation):
         return f"suspended at {running} running, though it resumes at {enable_at(threshold, saturation)}"
+    measured = cluster.break_even if saturation.disable_at_concurrency is None else None
+    if memory.disable_at and measured and running <= enable_at(measured, saturation):
+        return f"suspended at {running} running, though drafting pays up to {measured}"
     if cluster.state == "Active" and threshold and running >= threshold:
         return f"active at {running} running, though it saturates at {threshold}"
     floor = spec.speculative_decoding.min_acceptance_percent
@@ -163,6 +168,32 @@ def test_a_trial_is_of_one_pod_and_the_others_stay_plain():
     assert cluster.state == "Active"
 
 
+def test_a_break_even_of_bad_times_holds_speculation_off_only_until_it_is_measured_anew():
+    cluster = _cluster({"replicas": 3})
+    cluster.break_even = 4
+    cluster.run(MINUTE, 30)
+    assert (cluster.state, _memory(cluster).disable_at) == ("Suspended", 4)
+    cluster.break_even = 30
+    cluster.plans.clear()
+    cluster.run(3 * MINUTE, 30)
+    assert cluster.state == "Active"
+    assert [reason for _, reason in _changes(cluster)] == ["SpeculationResumed"]
+    told = [sorted(str(planned.policy_of(name).state) for name in cluster.pods) for _, planned in cluster.plans]
+    assert ["Active", "Suspended", "Suspended"] in told, "one pod measures it"
+
+
+def test_a_break_even_that_stays_low_is_measured_ever_more_seldom_and_turns_nothing():
+    cluster = _cluster({"replicas": 2})
+    cluster.break_even = 4
+    cluster.run(MINUTE, 20)
+    cluster.plans.clear()
+    cluster.run(20 * MINUTE, 20)
+    assert _memory(cluster).remeasured == 4  # after one, two, four and eight minutes
+    assert (cluster.state, _changes(cluster)) == ("Suspended", [])
+    on_trial = sum(bool(planned.memory.trial) for _, planned in cluster.plans) * 5
+    assert on_trial <= 4 * 45, "seconds, and of one pod"
+
+
 def test_a_new_draft_ends_the_pause_and_is_judged_by_its_own_pods():
     cluster = _cluster(DRAFTED, {"speculativeDecoding": {"minAcceptancePercent": 50}})
     cluster.acceptance = 0.2
@@ -259,10 +290,12 @@ def test_a_restart_of_the_operator_turns_and_scales_nothing_that_would_not_have_
 
 _SPECS = st.builds(
     lambda disable, share, window, target, most, floor: [
-        _saturation(disable, max(1, disable * share // 8) if disable > 1 else None, window, minAcceptancePercent=floor),
+        _saturation(
+            disable, max(1, disable * share // 8) if (disable or 0) > 1 else None, window, minAcceptancePercent=floor
+        ),
         _scaling(target, most=most),
     ],
-    st.integers(1, 30),
+    st.none() | st.integers(1, 30),
     st.integers(1, 7),
     st.sampled_from([0, 10, 30, 60]),
     st.integers(1, 30),
@@ -282,11 +315,11 @@ def test_no_past_leaves_the_fleet_stuck(parts, past, load, room, starts_in):
     cluster = _cluster(*parts, room=room, starts_in=starts_in)
     cluster.run(2 * MINUTE)
     for before, seconds, what in past:
-        cluster.acceptance = 0.2 if what == "b" else 0.6
+        cluster.acceptance, cluster.break_even = (0.2, 3) if what == "b" else (0.6, 20)
         if what == "r":
             cluster.restart_operator()
         cluster.run(seconds, before, silent=list(cluster.pods) if what == "s" else [])
-    cluster.acceptance = 0.6
+    cluster.acceptance, cluster.break_even = 0.6, 20
     cluster.run(12 * MINUTE, load)
     turns = [at for at, reason in _changes(cluster) if reason.startswith("Speculation")]
     window = cluster.model.spec.speculative_decoding.saturation.stabilization_window_seconds

@@ -47,9 +47,11 @@ class Memory:
     since: float = 0.0
     attempts: int = 0  # pauses for low acceptance since it last passed
     retry_at: float = 0.0  # end of the current pause; 0 while there is none
-    trial: str = ""  # the pod on which speculation is tried again after the pause
+    trial: str = ""  # the pod on which speculation is tried again after a pause
     paused_for: str = ""  # hash of all that acceptance depends on: a change ends the pause
     disable_at: float = 0.0  # threshold at which load suspended it, kept until it resumes; 0 when it did not
+    remeasured: int = 0  # trials of a measured threshold in a row
+    remeasure_at: float = 0.0  # when the next is due; 0 when none is
     spec_hash: str = ""  # of mode, method and draft: a change starts over
 
     def to_json(self) -> dict[str, Any]:
@@ -67,6 +69,7 @@ class Memory:
             if name in data:
                 known[name] = type(getattr(fresh, name))(data[name])
         memory = cls(**known)
-        if not all(0 <= value < _END_OF_TIME for value in (memory.since, memory.retry_at, memory.disable_at)):
+        numbers = (memory.since, memory.retry_at, memory.disable_at, memory.remeasure_at)
+        if not all(0 <= value < _END_OF_TIME for value in numbers):
             raise ValueError("a time or threshold in the memory is out of range")
         return memory

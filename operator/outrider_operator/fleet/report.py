@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from outrider_operator.fleet.breakeven import break_even
 from outrider_operator.fleet.history import REPORT_WINDOW
 from outrider_operator.fleet.samples import Answer
-from outrider_operator.fleet.saturation import break_even
 from outrider_operator.fleet.windows import View
 
 
@@ -15,7 +15,7 @@ class Report:
     """None is what nobody can say: nothing measured, nothing generated, or nothing drafted."""
 
     running: float | None  # mean running requests per ready pod
-    effective_tokens: float | None  # mean draft length in force while requests ran
+    effective_tokens: float | None  # mean tokens drafted per request and step
     acceptance: float | None  # accepted of the drafted tokens, 0 to 1
     accepted_length: float | None  # tokens per verification, the target's own included
     speedup: float | None  # tokens per second now over plain decoding
@@ -36,16 +36,17 @@ def report(view: View) -> Report:
         for those in found
         if those
     ]
-    busy = [i for i in everything if i.generated_tokens > 0]
     drafts = sum(i.drafts for i in everything)
     drafted = sum(i.draft_tokens for i in everything)
     accepted = sum(i.accepted_tokens for i in everything)
+    generated = sum(i.generated_tokens for i in everything)
+    steps = max(generated - accepted, drafts)  # each step of a request gives one token of the target's own
     answers = tuple(answer for _, answer in sorted(view.fresh.items()))
     speedups = [a.speedup for a in answers if a.speedup is not None]
     even = break_even(view)
     return Report(
         running=sum(running) / len(running) if running else None,
-        effective_tokens=sum(i.tokens for i in busy) / len(busy) if busy else None,
+        effective_tokens=drafted / steps if generated and steps else None,
         acceptance=min(1.0, accepted / drafted) if drafted else None,
         accepted_length=(accepted + drafts) / drafts if drafts else None,
         speedup=sum(speedups) / len(speedups) if speedups else None,

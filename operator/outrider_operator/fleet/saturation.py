@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from statistics import median_low
 
 from outrider_operator.api.reasons import Reason, SpeculationState
 from outrider_operator.api.v1alpha1 import Mode, Saturation, SpeculativeDecoding, SpeculativeModelSpec
 from outrider_operator.digest import digest
-from outrider_operator.fleet import acceptance
+from outrider_operator.fleet import acceptance, breakeven
 from outrider_operator.fleet.policy import Memory, Policy
+from outrider_operator.fleet.trial import TRIAL_SECONDS, is_recent
 from outrider_operator.fleet.windows import Round, View
 
 
@@ -46,7 +46,8 @@ def _by_acceptance(memory: Memory, s: Situation) -> Memory:
     speculation, about = s.spec.speculative_decoding, _drafting(s.spec)
     floor = speculation.min_acceptance_percent
     if floor is None or (memory.retry_at and memory.paused_for != about):
-        memory = replace(memory, attempts=0, retry_at=0.0, trial="", paused_for="")
+        on_trial = memory.trial if memory.disable_at else ""  # which is then none of the draft's
+        memory = replace(memory, attempts=0, retry_at=0.0, trial=on_trial, paused_for="")
     if floor is None or not s.view.measurable:
         return memory
     decided = acceptance.decide(memory, floor, s.view.of_pods(s.current), s.at, trial(speculation).revision)
@@ -58,18 +59,32 @@ def _by_load(memory: Memory, s: Situation) -> Memory:
     threshold = disable_at(memory, saturation, s.view)
     if threshold is None or not s.view.measurable:
         return memory
-    seconds = saturation.stabilization_window_seconds
-    window = s.view.window(seconds)
-    if memory.disable_at:
-        resume_at = enable_at(threshold, saturation)
-        if not s.scale_out_in_progress and _held(window, lambda running: running <= resume_at):
-            return replace(memory, disable_at=0.0)
-    elif _held(window, lambda running: running >= threshold):
-        # a break-even that has just become known must not turn what has just been turned
-        measured = saturation.disable_at_concurrency is None
-        if not (measured and acceptance.is_recent(memory.since, s.at, seconds)):
-            return replace(memory, disable_at=threshold)
+    window = s.view.window(saturation.stabilization_window_seconds)
+    if not memory.disable_at:
+        return _suspended(memory, s, threshold) if _held(window, lambda running: running >= threshold) else memory
+    if s.scale_out_in_progress:
+        return memory
+    memory = _measured_anew(memory, s)
+    resume_at = enable_at(saturation.disable_at_concurrency or memory.disable_at, saturation)
+    if memory.disable_at and _held(window, lambda running: running <= resume_at):
+        return replace(memory, disable_at=0.0, remeasure_at=0.0, trial="")
     return memory
+
+
+def _suspended(memory: Memory, s: Situation, threshold: float) -> Memory:
+    saturation = s.spec.speculative_decoding.saturation
+    if saturation.disable_at_concurrency is not None:
+        return replace(memory, disable_at=threshold, trial="")
+    # a break-even that has just become known must not turn what has just been turned: pods have yet to measure theirs
+    settling = max(float(saturation.stabilization_window_seconds), TRIAL_SECONDS)
+    return memory if is_recent(memory.since, s.at, settling) else breakeven.suspend(memory, threshold, s.at)
+
+
+def _measured_anew(memory: Memory, s: Situation) -> Memory:
+    speculation = s.spec.speculative_decoding
+    if speculation.saturation.disable_at_concurrency is not None:
+        return replace(memory, remeasured=0, remeasure_at=0.0, trial="")
+    return breakeven.remeasure(memory, s.view.of_pods(s.current), s.at, trial(speculation).revision)
 
 
 def _outcome(memory: Memory) -> tuple[SpeculationState, str]:
@@ -99,22 +114,16 @@ def trial(speculation: SpeculativeDecoding) -> Policy:
 def disable_at(memory: Memory, saturation: Saturation, view: View) -> float | None:
     """Mean running requests per replica at which speculation is suspended.
 
-    The spec's; else the one it was suspended at, until it resumes (nothing measures a break-even while nothing is
-    drafted); else the median break-even of the ready pods. None when nobody knows one, or where drafting does not even
-    pay for a single request, which is no matter of load: the reflex alone decides.
+    The spec's; else the one it was suspended at, until it resumes or a trial raises it (see breakeven.py); else the
+    median break-even of the ready pods. None when nobody knows one, or where drafting does not even pay for a single
+    request, which is no matter of load: the reflex alone decides.
     """
     if saturation.disable_at_concurrency is not None:
         return float(saturation.disable_at_concurrency)
     if memory.disable_at:
         return memory.disable_at
-    even = break_even(view)
+    even = breakeven.break_even(view)
     return even if even is not None and even > 1 else None
-
-
-def break_even(view: View) -> float | None:
-    """The median of what the ready pods measured, the lower of two; None when none did."""
-    known = [a.break_even_concurrency for a in view.fresh.values() if a.break_even_concurrency]
-    return float(median_low(known)) if known else None
 
 
 def enable_at(threshold: float, saturation: Saturation) -> float:

@@ -30,7 +30,6 @@ class Interval:
     end: float
     running: float  # mean requests
     waiting: float  # mean requests
-    tokens: float  # draft length in force at its end
     drafts: float
     draft_tokens: float
     accepted_tokens: float
@@ -61,7 +60,6 @@ def _interval(before: Sample, after: Sample) -> Interval | None:
         end=after.at,
         running=(now.running_request_seconds - then.running_request_seconds) / seconds,
         waiting=(now.waiting_request_seconds - then.waiting_request_seconds) / seconds,
-        tokens=after.answer.tokens,
         drafts=now.drafts - then.drafts,
         draft_tokens=now.draft_tokens - then.draft_tokens,
         accepted_tokens=now.accepted_tokens - then.accepted_tokens,

@@ -13,6 +13,9 @@ from outrider_operator.judgements.loaded import without_pods
 from outrider_operator.judgements.scaling import unmeasured
 from outrider_operator.judgements.verdict import Chain, Verdict, find
 
+DRAFTING = 0.1  # mean tokens per request and step from which tokens are drafted, and below which they no longer are
+STILL_DRAFTING = 0.05
+
 
 def _disabled(facts: Facts) -> Verdict | None:
     if facts.spec is None or facts.spec.speculative_decoding.mode is not Mode.DISABLED:
@@ -33,8 +36,16 @@ def _suspended_by_policy(facts: Facts) -> Verdict | None:
         return None
     if policy.reason == Reason.LOW_ACCEPTANCE:
         return _low_acceptance(policy, memory)
-    at = f" at {memory.disable_at:g} running requests per replica" if memory.disable_at else ""
-    return Verdict(Status.FALSE, Reason.SATURATED, f"batches are too full for speculation to pay{at}")
+    return _saturated(memory)
+
+
+def _saturated(memory: Memory) -> Verdict:
+    """A threshold that nobody gave was measured, and will be again; see _low_acceptance for the words."""
+    message = f"batches are too full for speculation to pay at {memory.disable_at:g} running requests per replica"
+    if memory.remeasure_at:
+        when = f"now on pod {memory.trial}" if memory.trial else _clock(memory.remeasure_at)
+        message += f", as replicas measured it; measured anew {when}"
+    return Verdict(Status.FALSE, Reason.SATURATED, message)
 
 
 def _low_acceptance(policy: Policy, memory: Memory) -> Verdict:
@@ -53,8 +64,10 @@ def _clock(seconds: float) -> str:
 
 
 def _drafting(facts: Facts) -> Verdict | None:
+    """A runtime that sees no gain still probes now and then; and what hovers at the edge must not turn each time."""
     tokens = facts.report.effective_tokens
-    if tokens is None or tokens <= 0:
+    before = find(facts.observed.model.status, ConditionType.SPECULATION_ACTIVE).get("reason")
+    if tokens is None or tokens < (STILL_DRAFTING if before == Reason.DRAFTING else DRAFTING):
         return None
     return Verdict(Status.TRUE, Reason.DRAFTING, "tokens are drafted and verified")
 

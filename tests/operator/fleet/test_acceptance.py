@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from tests.operator.build import Did, counted, sample, samples, spec
 
 from outrider_operator.api.reasons import SpeculationState
-from outrider_operator.fleet.acceptance import pause
 from outrider_operator.fleet.policy import Memory
 from outrider_operator.fleet.samples import Counters, Fleet
 from outrider_operator.fleet.saturation import Situation, decide, trial
@@ -101,10 +100,6 @@ def test_what_was_drafted_before_it_was_turned_on_is_not_held_against_it():
     assert _decide(_view([BAD] * FULL), memory).state is ACTIVE
     assert _decide(_view([BAD] * FULL), memory, at=1010.0).state is SUSPENDED
     assert _decide(_view([BAD] * FULL), replace(memory, since=5000.0)).state is SUSPENDED, "a clock that jumped back"
-
-
-def test_pauses_double_up_to_an_hour():
-    assert [pause(n) for n in (0, 1, 2, 3, 6, 7, 8, 10**6)] == [60, 60, 120, 240, 1920, 3600, 3600, 3600]
 
 
 def test_nothing_is_tried_before_the_pause_is_over_and_then_on_the_busiest_pod_alone():

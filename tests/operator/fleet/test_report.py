@@ -25,9 +25,9 @@ def test_acceptance_weighs_pods_by_what_they_drafted():
     assert found.accepted_length == pytest.approx(4.0)
 
 
-def test_draft_length_is_that_of_the_times_when_requests_ran():
-    busy = Did(running=1, fields={"tokens": 2.0})
-    assert _report([Did(fields={"tokens": 4.0})] * 6 + [busy] * 6).effective_tokens == 2
+def test_draft_length_is_the_mean_over_all_steps_of_all_requests():
+    assert _report([Did()] * 6 + [Did(running=1, length=2)] * 6).effective_tokens == pytest.approx(2)
+    assert _report([Did(running=3, length=4)] * 12, [Did(running=1, drafting=False)] * 12).effective_tokens == 3
 
 
 def test_without_traffic_there_is_nothing_to_say_about_drafting():
@@ -38,7 +38,7 @@ def test_without_traffic_there_is_nothing_to_say_about_drafting():
 
 
 def test_drafting_nothing_is_not_the_same_as_no_traffic():
-    found = _report([Did(running=1, fields={"tokens": 0.0})] * 12)
+    found = _report([Did(running=1, drafting=False)] * 12)
     assert found.traffic
     assert found.effective_tokens == 0
 

@@ -15,7 +15,6 @@ from outrider_operator.fleet.policy import Memory
 from outrider_operator.fleet.samples import Fleet
 from outrider_operator.fleet.saturation import (
     Situation,
-    break_even,
     decide,
     disable_at,
     enable_at,
@@ -175,12 +174,6 @@ def test_a_measured_threshold_is_frozen_while_suspended_and_read_again_after():
 def test_a_threshold_taken_out_of_the_spec_does_not_suspend_for_ever():
     plain = spec()
     assert decide(_suspended(), Situation(plain, _view([5] * 6), 200.0)).state is ACTIVE
-
-
-def test_the_median_of_two_break_evens_is_the_lower():
-    view = _view(*([Did(fields={"break_even_concurrency": n})] for n in (10, 30)), [1])
-    assert break_even(view) == 10
-    assert break_even(_view([1])) is None
 
 
 @pytest.mark.parametrize(("threshold", "resume"), [(1, 0), (2, 1), (3, 2), (4, 3), (5, 3), (16, 12), (100, 75)])
