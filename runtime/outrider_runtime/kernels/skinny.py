@@ -74,15 +74,14 @@ def product(
         raise ValueError(f"{rows} rows; a skinny product takes at most {MAX_ROWS}")
     outputs = weight.shape[0] // 2 if gated else weight.shape[0]
     plan = plan or tiling(weight.shape[0], inputs, rows, x.dtype, splittable=norm is None and not gated)
-    if plan.splits > 1 and (norm is not None or gated):
-        raise ValueError(f"splits {plan.splits} with a norm or a gate; those need 1: neither is a sum of parts")
     tiles = triton.cdiv(outputs, plan.width // 2 if gated else plan.width)
     if plan.splits > 1 and tiles > MAX_TILES:
         raise ValueError(f"{tiles} tiles of a split product; at most {MAX_TILES}")
     out = torch.empty(rows, outputs, dtype=x.dtype, device=x.device)
-    partial = counters = None
+    partial = squares = counters = None
     if plan.splits > 1:
-        partial = torch.empty(plan.splits, rows, outputs, dtype=torch.float32, device=x.device)
+        partial = torch.empty(plan.splits, tiles, plan.width, rows, dtype=torch.float32, device=x.device)
+        squares = torch.empty(plan.splits, tiles, rows, dtype=torch.float32, device=x.device)
         counters = _counters(x.device)
     _product[(tiles, plan.splits)](
         x.contiguous(),
@@ -92,6 +91,7 @@ def product(
         bias,
         residual,
         partial,
+        squares,
         counters,
         rows,
         OUTPUTS=outputs,
@@ -123,6 +123,7 @@ def _product(
     bias: tl.tensor,
     residual: tl.tensor,
     partial: tl.tensor,
+    part_squares: tl.tensor,
     counters: tl.tensor,
     rows: tl.tensor,
     OUTPUTS: tl.constexpr,
@@ -170,21 +171,31 @@ def _product(
         total = tl.dot(w, tl.trans(a), total, input_precision="ieee")
         weight_tile += DEPTH
         x_tile += DEPTH
-    if norm is not None:
-        total *= tl.rsqrt(tl.sum(squares, axis=1) / INPUTS + EPS)[None, :]
-
+    square = tl.sum(squares, axis=1)
     if SPLITS == 1:
+        if norm is not None:
+            total *= tl.rsqrt(square / INPUTS + EPS)[None, :]
         _finish(total, tile, unit, row, rows, out, bias, residual, OUTPUTS, GATED, WIDTH)
     else:
-        at = row[None, :] * OUTPUTS + (tile * WIDTH + lane)[:, None]
-        stored = (row < rows)[None, :] & (tile * WIDTH + lane < OUTPUTS)[:, None]
-        tl.store(partial + split * rows * OUTPUTS + at, total, mask=stored)
+        part = partial + tile * WIDTH * rows + lane[:, None] * rows + row[None, :]
+        own_squares = part_squares + tile * rows + row
+        tiles = tl.num_programs(0)
+        tl.store(part + split * tiles * WIDTH * rows, total, mask=(row < rows)[None, :])
+        if norm is not None:
+            tl.store(own_squares + split * tiles * rows, square, mask=row < rows)
         tl.debug_barrier()  # all of this program's part is written before its arrival is counted
         if tl.atomic_add(counters + tile, 1, sem="acq_rel") == SPLITS - 1:
             total = tl.zeros([WIDTH, ROWS], dtype=tl.float32)
-            for part in tl.static_range(SPLITS):  # always in this order, whoever is last: the same sum every time
-                total += tl.load(partial + part * rows * OUTPUTS + at, mask=stored, other=0.0, cache_modifier=".cg")
+            square = tl.zeros([ROWS], dtype=tl.float32)
+            for other in tl.static_range(SPLITS):  # always in this order, whoever is last: the same sum every time
+                place = part + other * tiles * WIDTH * rows
+                total += tl.load(place, mask=(row < rows)[None, :], other=0.0, cache_modifier=".cg")
+                if norm is not None:
+                    place = own_squares + other * tiles * rows
+                    square += tl.load(place, mask=row < rows, other=0.0, cache_modifier=".cg")
             tl.store(counters + tile, 0)
+            if norm is not None:
+                total *= tl.rsqrt(square / INPUTS + EPS)[None, :]
             _finish(total, tile, unit, row, rows, out, bias, residual, OUTPUTS, GATED, WIDTH)
 
 

@@ -50,16 +50,18 @@ def test_sizes_that_no_tile_divides(outputs, inputs, splits):
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
-def test_a_norm_before_the_product(dtype):
+@pytest.mark.parametrize("splits", [1, 2])
+def test_a_norm_before_the_product(splits, dtype):
     norm = random(80, dtype=dtype, seed=9)
-    check(random(5, 80, dtype=dtype) * 30, random(40, 80, dtype=dtype), PLAIN, norm=norm, eps=1e-5)
+    plan = Tiling(32, 32, splits, 2, 4)
+    check(random(5, 80, dtype=dtype) * 30, random(40, 80, dtype=dtype), plan, norm=norm, eps=1e-5)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize("width", [32, 64])
-def test_a_gate_behind_it(width, dtype):
+@pytest.mark.parametrize(("width", "splits"), [(32, 1), (64, 1), (32, 2)])
+def test_a_gate_behind_it(width, splits, dtype):
     x, weight = random(4, 48, dtype=dtype), random(2 * 56, 48, dtype=dtype) / 4
-    plan = Tiling(width, 32, 1, 2, 4)
+    plan = Tiling(width, 32, splits, 2, 4)
     check(x, weight, plan, norm=random(48, dtype=dtype), eps=1e-6, bias=random(2 * 56, dtype=dtype), gated=True)
 
 
@@ -101,5 +103,3 @@ def test_a_tiling_is_about_one_wave_of_large_programs(outputs, inputs, splittabl
 def test_what_does_not_fit_is_refused():
     with pytest.raises(ValueError, match="65 rows; a skinny product takes at most 64"):
         product(random(65, 32), random(32, 32))
-    with pytest.raises(ValueError, match="splits 2 with a norm or a gate"):
-        product(random(1, 64), random(32, 64), norm=random(64), plan=Tiling(32, 32, 2, 2, 4))
