@@ -5,7 +5,8 @@
 
 Closed loop: --concurrency requests run at any time. Open loop: requests arrive at --rate a second with Poisson gaps,
 however many still run. Prompts are random token ids of --input tokens, no two alike, or the lines of a file: text, or
-JSON with `prompt` or `messages`. --serve starts the runtime on a model folder, with the flags behind `--`.
+JSON with `prompt` or `messages`. --serve starts the runtime on a model folder, with the flags behind `--`. --offline
+then runs the same prompts, as many at once, in the engine without a server: what HTTP costs is the difference.
 
 Works with any server of OpenAI's streaming API. Tokens are counted from its usage, since several may share a chunk;
 the client does no more per chunk than note the time, and its own share of a core is told.
@@ -242,10 +243,10 @@ def vocabulary_of(folder: Path) -> int:
     return int(config.get("vocab_size") or config["text_config"]["vocab_size"])
 
 
-def run(flags: argparse.Namespace, url: str, vocabulary: int) -> dict[str, Any]:
-    client = Client(url, flags.api_key)
+def bodies_of(flags: argparse.Namespace, model: str, vocabulary: int) -> list[dict[str, Any]]:
+    """Of the warm-up's requests, then of the measured ones."""
     asked = {
-        "model": flags.model or client.model(),
+        "model": model,
         "max_tokens": flags.output,
         "temperature": flags.temperature,
         "stream": True,
@@ -256,7 +257,12 @@ def run(flags: argparse.Namespace, url: str, vocabulary: int) -> dict[str, Any]:
     prompts = (
         from_file(flags.prompts, count) if flags.prompts else synthetic(count, flags.input, vocabulary, flags.seed)
     )
-    bodies = [{**asked, **prompt} for prompt in prompts]
+    return [{**asked, **prompt} for prompt in prompts]
+
+
+def run(flags: argparse.Namespace, url: str, vocabulary: int) -> dict[str, Any]:
+    client = Client(url, flags.api_key)
+    bodies = bodies_of(flags, flags.model or client.model(), vocabulary)
 
     async def load() -> tuple[list[Answer], float]:
         await closed_loop(client, bodies[: flags.warmup], max(1, flags.warmup))
@@ -290,19 +296,61 @@ def main() -> None:
     add("--vocabulary", type=int, default=32_000, help="random ids are below it (32000, with --serve the model's)")
     add("--model", help="the name to ask for (the first that is served)")
     add("--api-key")
+    add("--offline", action="store_true", help="with --serve, --concurrency and random prompts: compare with no server")
     add("--seed", type=int, default=0)
     own, server_flags = _split(sys.argv[1:])
     flags = parser.parse_args(own)
+    if flags.offline and not (flags.serve and flags.concurrency and not flags.prompts):
+        parser.error("--offline goes with --serve, --concurrency and random prompts")
     settings = {
         name: getattr(flags, name)
         for name in ("concurrency", "rate", "requests", "input", "output", "temperature", "seed")
     }
     if flags.serve:
+        vocabulary = vocabulary_of(flags.serve)
         with serving(flags.serve, server_flags) as (url, ready_seconds):
-            result = {"ready_seconds": round(ready_seconds, 2), **run(flags, url, vocabulary_of(flags.serve))}
+            result = {"ready_seconds": round(ready_seconds, 2), **run(flags, url, vocabulary)}
+        if flags.offline:
+            measured = bodies_of(flags, "", vocabulary)[flags.warmup :]
+            alone = offline(flags.serve, server_flags, measured, flags.concurrency)
+            result |= {
+                "offline_output_tokens_per_second": round(alone, 1),
+                "http_share": round(1.0 - result["output_tokens_per_second"] / alone, 4),
+            }
     else:
         result = run(flags, flags.url, flags.vocabulary)
     print(json.dumps({**settings, "flags": server_flags, **result}, indent=2))
+
+
+def offline(folder: Path, server_flags: Sequence[str], bodies: Sequence[dict[str, Any]], concurrency: int) -> float:
+    """Tokens a second of a closed loop in this process."""
+    sys.path.insert(0, str(ROOT / "runtime"))
+    from outrider_runtime import Engine, SamplingParams
+    from outrider_runtime.engine.messages import AddRequest
+
+    named = iter(server_flags)
+    engine = Engine.load(str(folder), **{flag.removeprefix("--").replace("-", "_"): next(named) for flag in named})
+    engine.capture(lambda line: print(line, file=sys.stderr))
+    while engine.idle():
+        pass
+    waiting = [
+        AddRequest(
+            str(index),
+            tuple(body["prompt"]),
+            SamplingParams(max_tokens=body["max_tokens"], temperature=body["temperature"], ignore_eos=True),
+        )
+        for index, body in enumerate(bodies)
+    ][::-1]
+    running = tokens = 0
+    begin = time.perf_counter()
+    while waiting or engine.has_work:
+        while waiting and running < concurrency:
+            engine.add(waiting.pop())
+            running += 1
+        for delta in engine.step().deltas:
+            tokens += len(delta.token_ids)
+            running -= delta.finish_reason is not None
+    return tokens / (time.perf_counter() - begin)
 
 
 def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
