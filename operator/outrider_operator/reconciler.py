@@ -87,19 +87,22 @@ class Reconciler:
                 observed = replace(observed, conflicts=conflicts)
                 planned = plan(observed, self._defaults)
         trouble: Rejected | None = None
+        before = observed
         if planned.refusal is None:
             try:
                 observed = await self._apply(observed, planned)
             except Rejected as error:
                 trouble, observed = error, self._complaint(observed, error)
         await self._say(model, planned)
-        await self._write_status(observed, planned)
+        written = await self._write_status(observed, planned)
+        settled = not (written or planned.events or observed is not before)
         if trouble is not None:
             raise trouble
         if isinstance(planned.refusal, NameConflict):
             raise planned.refusal  # no watch shows the object in the way, so only looking again tells when it is gone
         if planned.refusal is None and planned.policy is not None:
-            await self._teller.tell(key, _ready(observed), observed.fleet, planned.policy_of)
+            settled &= await self._teller.tell(key, _ready(observed), observed.fleet, planned.policy_of)
+        self._rounds.settled(key, settled)
 
     async def _attempt(self, key: Key) -> str:
         try:
@@ -173,19 +176,21 @@ class Reconciler:
             self._metrics.decisions.labels(str(event.reason)).inc()
         await self._publisher.publish(model, planned.events)
 
-    async def _write_status(self, observed: Observed, planned: Plan) -> None:
+    async def _write_status(self, observed: Observed, planned: Plan) -> bool:
+        """Whether there was something to write."""
         model = observed.model
         wanted = status(observed, planned)
         if not differs(wanted, model.status):
-            return
+            return False
         metadata = {"namespace": model.namespace, "name": model.name, "uid": model.uid}
         try:
             await self._writes.apply_status(
                 {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "status": wanted}
             )
         except NotFound:
-            return  # deleted meanwhile; the watch will say so
+            return True  # deleted meanwhile; the watch will say so
         self._status_written[Key(model.namespace, model.name)] = self._clock()
+        return True
 
     def _forget(self, key: Key) -> None:
         """Nothing to undo: what it owns is collected by its ownerReferences."""

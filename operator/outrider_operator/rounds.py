@@ -1,22 +1,26 @@
 """Measuring in rounds: while a model has ready pods they are read every few seconds, and the model is looked at anew.
 
-Apart from reconciling, so that pods which answer slowly or never hold up nobody else.
+Apart from reconciling, so that pods which answer slowly or never hold up nobody else. Where nothing happens for long a
+look is not worth its cost: what it would decide it has decided, and most models of a large fleet are idle.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from outrider_operator.cache import Key
 from outrider_operator.clock import REAL, Clock
-from outrider_operator.fleet.history import remember
+from outrider_operator.fleet.history import is_still, remember
 from outrider_operator.fleet.samples import Answer, Fleet, Sample
+from outrider_operator.fleet.windows import STALE
 from outrider_operator.observe import Pod
 
 log = logging.getLogger(__name__)
+QUIET = 60.0  # seconds between looks at a model in which nothing happens
 ReadPods = Callable[[Sequence[Pod]], Awaitable[Mapping[str, Sample]]]
 
 
@@ -24,6 +28,7 @@ ReadPods = Callable[[Sequence[Pod]], Awaitable[Mapping[str, Sample]]]
 class _Watched:
     pods: tuple[Pod, ...]
     keep: float  # seconds of history
+    settled: bool = False  # the last look changed nothing
     fleet: Fleet = field(default_factory=Fleet)
     task: asyncio.Task[None] | None = None
 
@@ -64,6 +69,11 @@ class Rounds:
             newest = (*samples[:-1], Sample(samples[-1].at, answer))
             watched.fleet = replace(watched.fleet, samples={**watched.fleet.samples, pod: newest})
 
+    def settled(self, key: Key, yes: bool) -> None:
+        """Whether a look found all as it should be, so that another at the same would change nothing."""
+        if watched := self._models.get(key):
+            watched.settled = yes
+
     def forget(self, key: Key) -> None:
         watched = self._models.pop(key, None)
         if watched and watched.task:
@@ -77,11 +87,19 @@ class Rounds:
 
     async def _measure(self, key: Key, watched: _Watched) -> None:
         """Rounds until no pod is ready."""
+        changed, looked = self._now(), -math.inf
         while watched.pods:
             started = self._now()
             samples = await self._read(watched.pods)
             ready = {pod.name for pod in watched.pods}  # may have changed meanwhile
             kept = {name: sample for name, sample in samples.items() if name in ready}
-            watched.fleet = remember(watched.fleet, kept, self._now(), watched.keep)
-            self._measured(key)
+            now = self._now()
+            watched.fleet = remember(watched.fleet, kept, now, watched.keep)
+            if not is_still(watched.fleet):
+                changed = now
+            # every window then holds nothing but stillness, and silence has been noticed
+            quiet = watched.settled and now - changed > watched.keep + STALE
+            if not quiet or now - looked >= QUIET:
+                looked = now
+                self._measured(key)
             await self._sleep(max(0.0, started + self._interval - self._now()))

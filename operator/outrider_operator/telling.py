@@ -26,13 +26,13 @@ class Teller:
 
     async def tell(
         self, key: Key, pods: Sequence[Pod], fleet: Fleet, policy_of: Callable[[str], Policy | None]
-    ) -> None:
-        """Tell each pod the policy that is its own. Never raises for a pod's fault: the next round shows who still
-        thinks otherwise."""
-        due = ((pod, policy_of(pod.name)) for pod in pods)
-        await asyncio.gather(
-            *(self._tell(key, pod, policy) for pod, policy in due if policy and _disagrees(fleet, pod, policy))
-        )
+    ) -> bool:
+        """Tell each pod the policy that is its own; whether there was nobody to tell. Never raises for a pod's fault:
+        the next round shows who still thinks otherwise."""
+        policies = ((pod, policy_of(pod.name)) for pod in pods)
+        due = [(pod, policy) for pod, policy in policies if policy and _disagrees(fleet, pod, policy)]
+        await asyncio.gather(*(self._tell(key, pod, policy) for pod, policy in due))
+        return not due
 
     def forget(self, key: Key) -> None:
         self._refused.pop(key, None)

@@ -108,6 +108,38 @@ async def test_what_pods_say_wrongly_decides_nothing_is_said_and_is_forgotten_wh
         assert fleet.condition("SpeculationActive")["reason"] != "MetricsUnavailable"
 
 
+@pytest.mark.parametrize("well", [0, 1], ids=("no pod answers", "one in four"))
+async def test_what_is_due_waits_until_pods_can_be_measured_again(well):
+    """Load has gone: speculation would resume and replicas would go, were it known."""
+    spec = {"autoscaling": {"minReplicas": 1, "maxReplicas": 4}}
+    async with _fleet(SATURATING, spec, rate=lambda now: 12.0 if now < 240 else 0.0) as fleet:
+        await fleet.live(3 * MINUTE)
+        assert (fleet.state, fleet.replicas) == ("Suspended", 4)
+        fleet.plans.clear()
+        for fault in (Fault.NAN, Fault.NEGATIVE, Fault.HTML, Fault.ERROR, Fault.RESET):
+            fleet.break_all(fault, but=well)
+            await fleet.live(40)
+        assert (fleet.state, fleet.replicas, _story(fleet)) == ("Suspended", 4, [])
+        assert fleet.condition("ScalingActive")["reason"] == "MetricsUnavailable"
+        fleet.break_all(Fault.NONE)
+        await fleet.live(2 * MINUTE)
+        assert (fleet.state, fleet.replicas) == ("Active", 1)
+        assert sorted(set(_story(fleet))) == ["ScaledDown", "SpeculationResumed"]
+        assert fleet.condition("ScalingActive")["reason"] == "WithinTarget"
+
+
+async def test_saturation_is_decided_said_and_told_within_its_window_and_ten_seconds():
+    async with _fleet(SATURATING, rate=lambda now: 12.0 if now > 61 else 0.0) as fleet:
+        fleet.plans.clear()
+        pod = fleet.service.ready["llama-0001"]
+        while pod.running < 16:
+            await fleet.live(5)
+        await fleet.live(40)
+        assert (pod.policy.state, pod.policy.reason, pod.tokens) == ("Suspended", "Saturated", 0)
+        assert fleet.condition("SpeculationActive")["reason"] == "Saturated"
+        assert "SpeculationSuspended" in _story(fleet)
+
+
 async def test_changed_words_reach_every_pod_within_ten_seconds_and_replace_none():
     async with _fleet({"replicas": 3}) as fleet:
         pods = set(fleet.pods)
@@ -115,6 +147,8 @@ async def test_changed_words_reach_every_pod_within_ten_seconds_and_replace_none
             ({"mode": "Disabled"}, {"mode": "Disabled", "state": "Disabled"}),
             ({"mode": "Auto", "numSpeculativeTokens": 2}, {"state": "Active", "num_speculative_tokens": 2}),
             ({"minAcceptancePercent": 5}, {"min_acceptance_percent": 5}),
+            ({"saturation": {"disableAtConcurrency": 1, "stabilizationWindowSeconds": 0}}, {"state": "Suspended"}),
+            ({"saturation": {"disableAtConcurrency": 60, "enableAtConcurrency": 50}}, {"state": "Active"}),
         ):
             fleet.edit({"speculativeDecoding": change})
             await fleet.live(10)

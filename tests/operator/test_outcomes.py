@@ -286,6 +286,20 @@ def test_a_restart_of_the_operator_turns_and_scales_nothing_that_would_not_have_
     assert (restarts.state, restarts.replicas) == (stays.state, stays.replicas)
 
 
+def test_a_restart_at_any_moment_of_a_rush_turns_and_scales_nothing_by_itself():
+    cluster = _cluster(DRAFTED)
+    for load, seconds in ((8, 60), (70, 180), (5, 240)):
+        for _ in range(seconds // 30):
+            cluster.run(30, load)
+            restarted = copy.deepcopy(cluster)
+            restarted.restart_operator()
+            restarted.plans.clear()
+            restarted.reconcile()
+            restarted.run(20, load)
+            assert (restarted.state, restarted.replicas, _changes(restarted)) == (cluster.state, cluster.replicas, [])
+    assert {"SpeculationSuspended", "SpeculationResumed", "ScaledUp"} <= set(cluster.events())
+
+
 # -- the search ----------------------------------------------------------------------------------------------------
 
 _SPECS = st.builds(

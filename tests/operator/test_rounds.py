@@ -4,9 +4,11 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
 import pytest
+from tests.operator.build import START, answer
 
 from outrider_operator.cache import Key
-from outrider_operator.fleet.samples import Sample
+from outrider_operator.clock import Clock
+from outrider_operator.fleet.samples import Counters, Sample
 from outrider_operator.observe import Pod
 from outrider_operator.rounds import Rounds
 
@@ -94,3 +96,59 @@ async def test_a_forgotten_model_is_read_no_more(read: Reader) -> None:
     await asyncio.sleep(0.01)
     assert len(read.rounds) == before
     assert rounds.fleet(LLAMA).samples == {}
+
+
+class Idle:
+    """Pods over time: a clock that jumps from round to round, and what they say then."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.looks: list[float] = []
+        self.ran: set[float] = set()  # rounds in which something ran
+        self._total, self._until = 0.0, 0.0
+        self._end = asyncio.Event()
+        clock = Clock(monotonic=lambda: self.now, wall=lambda: START, sleep=self._sleep)
+        self.rounds = Rounds(self._read, lambda key: self.looks.append(self.now), 5.0, clock)
+
+    async def until(self, end: float) -> None:
+        self._until = end
+        self.rounds.follow(LLAMA, [pod("a")], keep=60)
+        await asyncio.wait_for(self._end.wait(), 60)
+        await self.rounds.close()
+
+    async def _read(self, pods: Sequence[Pod]) -> Mapping[str, Sample]:
+        self._total += self.now in self.ran
+        counters = Counters(self._total, 0, 0, 0, 0, 0, 0, self.now)
+        return {each.name: Sample(self.now, answer(counters)) for each in pods}
+
+    async def _sleep(self, seconds: float) -> None:
+        self.now += seconds
+        if self.now > self._until:
+            self._end.set()
+            await asyncio.Event().wait()
+        await asyncio.sleep(0)
+
+
+async def test_where_nothing_happens_for_long_a_model_is_looked_at_once_a_minute() -> None:
+    idle = Idle()
+    idle.rounds.follow(LLAMA, [pod("a")], keep=60)
+    idle.rounds.settled(LLAMA, True)
+    await idle.until(600)
+    until_every_window_holds_nothing_but_that = [5.0 * n for n in range(16)]
+    assert idle.looks == [*until_every_window_holds_nothing_but_that, *(75.0 + 60 * n for n in range(1, 9))]
+
+
+async def test_a_look_that_changed_something_is_followed_by_another_at_once() -> None:
+    idle = Idle()
+    idle.rounds.follow(LLAMA, [pod("a")], keep=60)
+    await idle.until(300)
+    assert idle.looks == [5.0 * n for n in range(61)]
+
+
+async def test_the_first_request_after_long_is_looked_at_in_its_round() -> None:
+    idle = Idle()
+    idle.ran = {300.0}
+    idle.rounds.follow(LLAMA, [pod("a")], keep=60)
+    idle.rounds.settled(LLAMA, True)
+    await idle.until(350)
+    assert [at for at in idle.looks if at >= 280] == [5.0 * n for n in range(60, 71)]

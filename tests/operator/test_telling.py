@@ -49,18 +49,19 @@ class Setting:
     def policies(self, pod: str) -> Policy:
         return self.own.get(pod, POLICY)
 
-    async def tell(self, **revisions: str | None) -> None:
+    async def tell(self, **revisions: str | None) -> bool:
         """Each pod's last sample shows this revision; None stands for no answer."""
         samples = {
             name: (Sample(0.0, None if revision is None else answer(revision=revision)),)
             for name, revision in revisions.items()
         }
-        await self.teller.tell(LLAMA, [pod(name) for name in revisions], Fleet(samples=samples), self.policies)
+        return await self.teller.tell(LLAMA, [pod(name) for name in revisions], Fleet(samples=samples), self.policies)
 
 
 async def test_only_pods_with_another_revision_are_told() -> None:
     setting = Setting()
-    await setting.tell(a="old", b=POLICY.revision, c="older")
+    assert not await setting.tell(a="old", b=POLICY.revision, c="older")
+    assert await setting.tell(b=POLICY.revision, d=None), "nobody is left to tell"
     assert setting.tried == [("a", "new"), ("c", "new")]
     assert setting.heard == [("a", POLICY.revision), ("c", POLICY.revision)]
 

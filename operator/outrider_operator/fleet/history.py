@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import pairwise
 
 from outrider_operator.api.v1alpha1 import SpeculativeModelSpec
@@ -33,6 +34,21 @@ def remember(fleet: Fleet, samples: Mapping[str, Sample], now: float, keep: floa
     ready = {name: _kept((*past.pop(name, ()), sample), since, now) for name, sample in samples.items()}
     gone = {name: _kept(those, since, now) for name, those in past.items() if those and those[-1].at >= since}
     return Fleet(samples=ready, gone=gone)
+
+
+def is_still(fleet: Fleet) -> bool:
+    """Whether the last round found every ready pod as the round before did: nothing ran, and nothing else changed."""
+    return all(len(those) > 1 and _same(those[-2], those[-1]) for those in fleet.samples.values())
+
+
+def _same(before: Sample, after: Sample) -> bool:
+    if before.answer is None or after.answer is None:
+        return before.answer is after.answer and before.error == after.error
+    uptime = after.answer.counters.uptime_seconds
+    if uptime < before.answer.counters.uptime_seconds:
+        return False
+    counters = replace(before.answer.counters, uptime_seconds=uptime)
+    return replace(before.answer, counters=counters) == after.answer
 
 
 def _kept(samples: tuple[Sample, ...], since: float, now: float) -> tuple[Sample, ...]:

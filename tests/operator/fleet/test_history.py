@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.operator.build import answer, samples, spec
+from tests.operator.build import Did, answer, samples, spec
 
-from outrider_operator.fleet.history import remember, window
+from outrider_operator.fleet.history import is_still, remember, window
 from outrider_operator.fleet.samples import Fleet, Sample
 from outrider_operator.fleet.windows import intervals
 
@@ -74,3 +75,29 @@ def test_history_is_ordered_bounded_and_each_pod_in_one_place(steps, keep):
             times = [sample.at for sample in history]
             assert times == sorted(times)
             assert all(at > now - keep for at in times[1:])
+
+
+@pytest.mark.parametrize(
+    ("pods", "still"),
+    [
+        ([[0, 0]], True),
+        ([[1, 0, 0]], True),
+        ([[0, 1]], False),
+        ([[1, 1]], False),
+        ([[None, None]], True),
+        ([[0, None]], False),
+        ([[None, 0]], False),
+        ([[0, 0], [0, 1]], False),
+        ([[0, Did(fields={"revision": "new"})]], False),
+        ([[0, Did(rejected=1)]], False),
+        ([], True),
+    ],
+    ids=str,
+)
+def test_a_fleet_is_still_when_its_last_round_found_all_as_the_one_before(pods, still):
+    assert is_still(Fleet({f"pod-{n}": samples(pod) for n, pod in enumerate(pods)})) is still
+
+
+def test_a_pod_just_met_or_just_restarted_is_news():
+    assert not is_still(Fleet({"a": samples([])}))
+    assert not is_still(Fleet({"a": (*samples([0, 0]), *samples([], start=15.0))}))
