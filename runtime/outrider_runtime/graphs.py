@@ -5,6 +5,7 @@ On other devices the same programs run as they are, with the shapes they are giv
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_left
 from collections.abc import Callable, Hashable, Sequence
 
@@ -14,15 +15,47 @@ import torch
 # bound by the weights' bytes nothing.
 BUCKETS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 160, 192, 256, 320, 384, 512, 640, 768, 1024, 1280, 1536, 2048)
 
+TIMED = 5  # steps in a row
+SHORT = 0.02  # seconds of a step on a host that is run again, for being warm
+
 
 def buckets(largest: int) -> tuple[int, ...]:
     """Those up to `largest`, which is one of them in any case."""
     return (*(bucket for bucket in BUCKETS if bucket < largest), largest)
 
 
+def unpadded(largest: int) -> tuple[int, ...]:
+    """Where nothing is padded, sizes that differ enough to cost differently."""
+    few = [*range(1, 17)]
+    while few[-1] < largest:
+        few.append(few[-1] + 2 ** (few[-1].bit_length() - 3))  # by a quarter, an eighth at most
+    return (*(size for size in few if size < largest), largest)
+
+
 def bucket(widths: Sequence[int], width: int) -> int:
     """The smallest of `widths`, which ascend, that has room for `width`."""
     return widths[bisect_left(widths, width)]
+
+
+def seconds(device: torch.device, step: Callable[[], None]) -> float:
+    """That a step takes once it is warm, its programs captured."""
+    begin = time.perf_counter()
+    step()
+    if device.type != "cuda":
+        times = [time.perf_counter() - begin]
+        while len(times) < 3 and times[0] < SHORT:
+            begin = time.perf_counter()
+            step()
+            times.append(time.perf_counter() - begin)
+        return min(times)
+    step()
+    begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]  # torch's
+    begun.record()
+    for _ in range(TIMED):
+        step()
+    ended.record()
+    ended.synchronize()
+    return 1e-3 * float(begun.elapsed_time(ended)) / TIMED
 
 
 class Graphs:
@@ -44,6 +77,9 @@ class Graphs:
             self._capture(key, program)
         else:
             graph.replay()
+
+    def __len__(self) -> int:
+        return len(self._graphs)
 
     def __contains__(self, key: Hashable) -> bool:
         return not self.active or key in self._graphs

@@ -6,10 +6,14 @@ met before its turn is captured then.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+
+import numpy as np
 
 from outrider_runtime.graphs import bucket
 from outrider_runtime.sampling.table import Mode
+from outrider_runtime.speculation.allocation import Captured
 
 COMMON_REQUESTS = (16, 8, 4, 2, 1)  # running ones that a server meets first
 FEW_QUERIES = 17  # a token and the longest draft: up to here, attention counts a request as small
@@ -99,3 +103,18 @@ def rest(widths: Widths, done: list[Program]) -> list[Program]:
     programs += [loop for loop in loops if loop.mode is not Mode.FULL]
     known = set(done)
     return [program for program in dict.fromkeys(programs) if program not in known]
+
+
+def captured_sizes(widths: Widths, captured: Callable[[Program], bool], mode: Mode, small: bool) -> Captured:
+    """What a step may be padded to without capturing anything, if it samples in this way and is small or not.
+
+    Of one that also reads a prompt, fewer rows than tokens are sampled: how many is not looked at."""
+    rows = widths.rows[-1]
+    tokens = [
+        captured(Forward(width, small)) and (not small or captured(Sample(bucket(widths.rows, min(width, rows)), mode)))
+        for width in widths.tokens
+    ]
+    loops = [[captured(Draft(requests, length, mode)) for requests in widths.requests] for length in widths.lengths]
+    return Captured(
+        np.array(widths.tokens), np.array(widths.requests), np.array(widths.lengths), np.array(tokens), np.array(loops)
+    )

@@ -8,9 +8,13 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 
+import torch
+
 from outrider_runtime.config import EngineConfig
+from outrider_runtime.engine.calibration import Calibration
 from outrider_runtime.engine.checks import check_params, check_prompt
 from outrider_runtime.engine.messages import AddRequest, EngineStats, FinishReason, StepOutput, TokenDelta
+from outrider_runtime.engine.reflex import Drafting, Reflex
 from outrider_runtime.engine.request import Request
 from outrider_runtime.engine.results import Outcome, Ticket
 from outrider_runtime.engine.runner import Runner
@@ -22,6 +26,23 @@ from outrider_runtime.speculation.policy import Policy
 
 if TYPE_CHECKING:
     from outrider_runtime.models.loader import Loaded
+
+
+@dataclass(frozen=True, slots=True)
+class _Flight:
+    """A step that was launched, and not read. `since` is the end of the one before it, if that was still out."""
+
+    ticket: Ticket
+    drafting: Drafting
+    since: torch.cuda.Event | None
+    host_seconds: float  # that the launch took
+
+    def seconds(self) -> float | None:
+        """From the end of the step before to its own; known once it is read, and None if there was a gap."""
+        done = self.ticket.done
+        if done is None:
+            return self.host_seconds
+        return None if self.since is None else 1e-3 * self.since.elapsed_time(done)
 
 
 @dataclass(slots=True)
@@ -76,7 +97,13 @@ class Engine:
             max_model_len=self.max_model_len,
             eos_token_ids=self._eos_token_ids,
         )
-        self._flight: Ticket | None = None  # launched, and not read
+        self._reflex: Reflex | None = None
+        self._calibration: Calibration | None = None
+        if (proposer := self._runner.proposer) is not None:
+            self._reflex = Reflex(self._runner, proposer, config.policy, self.max_model_len)
+            cached_tokens = num_blocks * config.cache.block_size
+            self._calibration = Calibration(self._reflex.table, self._runner, cached_tokens, self.max_model_len)
+        self._flight: _Flight | None = None
         self._overlap = target.device.type == "cuda" if overlap is None else overlap
         self._requests: dict[str, Request] = {}
         self._counters = _Counters([0] * config.speculation.max_tokens)
@@ -120,16 +147,21 @@ class Engine:
     def set_policy(self, policy: Policy) -> None:
         """In force from the next step on."""
         self.policy = policy
-        for request in self._scheduler.running:
-            request.draft_length = None
+        if self._reflex is not None:
+            self._reflex.set_policy(policy)
 
     def capture(self, report: Callable[[str], None]) -> None:
-        """CUDA graphs of the steps that come first, before there are any; `report` gets a line now and then."""
+        """CUDA graphs of the steps that come first, and how long some take, before there are any; until then, what the
+        policy allows is drafted whether it pays or not. `report` gets a line now and then."""
         self._runner.capture(self._allowed_tokens, report)
+        if self._calibration is not None:
+            self._calibration.begin()
 
     def idle(self) -> bool:
         """Make use of a moment without work: a fraction of a second. Whether another one would be of use."""
-        return self._runner.idle()
+        if self._runner.idle():
+            return True
+        return self._calibration is not None and self._calibration.advance()
 
     def force_accepted_length(self, mean: float | None) -> None:
         """For benchmarks, before the first step: a step yields so many tokens on average, whatever the drafts are."""
@@ -138,7 +170,8 @@ class Engine:
     def step(self) -> StepOutput:
         """Launch the next step, and read the last one's results (or its own, without overlap). No deltas while
         prompts are still read."""
-        chunks = self._scheduler.schedule(self._allowed_tokens)
+        expected = None if self._reflex is None else self._reflex.adaptive.expected
+        chunks = self._scheduler.schedule(self._allowed_tokens, expected)
         launched = self._launch(chunks) if chunks else None
         done = launched
         if self._overlap:
@@ -149,7 +182,9 @@ class Engine:
         """Counters, and the integrals up to now; cheap enough for every step."""
         scheduler, counters, pool = self._scheduler, self._counters, self._prefixes.pool
         scheduler.account()
-        lengths = [request.draft_length for request in scheduler.running if request.draft_length is not None]
+        reflex, effective = self._reflex, None
+        if reflex is not None and scheduler.running:
+            effective = reflex.effective_tokens
         return EngineStats(
             running=len(scheduler.running),
             waiting=len(scheduler.waiting),
@@ -164,7 +199,9 @@ class Engine:
             prefix_cache_queries=scheduler.prefix_queries,
             prefix_cache_hits=scheduler.prefix_hits,
             kv_cache_usage=pool.used / pool.num_blocks,
-            effective_tokens=sum(lengths) / len(lengths) if lengths else float(self._allowed_tokens),
+            effective_tokens=float(self._allowed_tokens) if effective is None else effective,
+            break_even_concurrency=None if reflex is None else reflex.break_even(self._clock()),
+            speedup=None if reflex is None else reflex.adaptive.speedup(),
         )
 
     @property
@@ -173,21 +210,26 @@ class Engine:
             return 0
         return self.policy.allowed_tokens(self.config.speculation.max_tokens)
 
-    def _launch(self, chunks: Sequence[Chunk]) -> Ticket:
+    def _launch(self, chunks: Sequence[Chunk]) -> _Flight:
         admitted, updates = self._scheduler.take_changes()
         for request in admitted:
             self._runner.admit(request)
-        for chunk in chunks:
-            chunk.request.draft_length = chunk.draft_length if chunk.decodes else None
-        ticket = self._runner.launch(chunks, updates, speculate=self._allowed_tokens > 0)
+        drafting = Drafting()
+        if self._reflex is not None:
+            self._reflex.admit(admitted)
+            drafting = self._reflex.decide(chunks, self._clock())
+        since = None if self._flight is None else self._flight.ticket.done
+        begin = self._clock()
+        ticket = self._runner.launch(chunks, updates, turns=drafting.turns, reads=drafting.reads)
         for chunk in ticket.chunks:
             chunk.request.flight = chunk
-        return ticket
+        return _Flight(ticket, drafting, since, self._clock() - begin)
 
-    def _postprocess(self, ticket: Ticket) -> tuple[TokenDelta, ...]:
+    def _postprocess(self, flight: _Flight) -> tuple[TokenDelta, ...]:
         """Cut at the request's end, keep the KV of what stands, and let go of who has finished. What was computed
         for a request that has since left, or gave its blocks back, does not count."""
-        deltas = []
+        deltas, verified = [], []
+        ticket = flight.ticket
         for chunk, lease, outcome in zip(ticket.chunks, ticket.leases, ticket.result(), strict=True):
             request = chunk.request
             if request.slot is None or request.lease != lease:
@@ -198,11 +240,15 @@ class Engine:
                 request.computed = chunk.end
                 self._scheduler.publish(request)
                 continue
+            if chunk.draft_length > 0:
+                verified.append((request.slot, chunk.draft_length, outcome.accepted))
             delta = self._append(request, outcome)
             deltas.append(delta)
             self._scheduler.publish(request)
             if delta.finish_reason is not None:
                 self._forget(request)
+        if self._reflex is not None:
+            self._reflex.observe(flight.drafting, ticket.chunks, verified, flight.seconds(), self._clock())
         return tuple(deltas)
 
     def _append(self, request: Request, outcome: Outcome) -> TokenDelta:

@@ -37,7 +37,6 @@ class Request:
     chain: list[bytes] = field(default_factory=list)  # digests of its full blocks, kv/prefix.py
     published: int = 0  # leading blocks offered to the prefix cache
     draft_published: int = 0  # of which with the draft's KV
-    draft_length: int | None = None  # allowed in its last step; None before it decodes
     admitted: bool = False  # once, whether or not preempted since
 
     @property

@@ -30,7 +30,7 @@ class Outcome:
 
 
 class Ticket:
-    """A launched step. result() waits for it."""
+    """A launched step. result() waits for it; `done` is None where the host has done the work at launch."""
 
     def __init__(
         self, chunks: Sequence[Chunk], results: Tensor, logprobs: Tensor | None, done: torch.cuda.Event | None
@@ -38,12 +38,12 @@ class Ticket:
         """`results` and `logprobs` are a Results' `tokens` and `logprobs`, on the host once the event has come."""
         self.chunks = chunks
         self.leases = [chunk.request.lease for chunk in chunks]
-        self._results, self._logprobs, self._done = results, logprobs, done
+        self._results, self._logprobs, self.done = results, logprobs, done
 
     def result(self) -> list[Outcome]:
         """One for each chunk, in order; without tokens where none was sampled."""
-        if self._done is not None:
-            self._done.synchronize()
+        if self.done is not None:
+            self.done.synchronize()
         outcomes, first_row = [], 0
         for chunk, row in zip(self.chunks, self._results[: len(self.chunks)].tolist(), strict=True):
             emitted, meant, *tokens = row
@@ -104,5 +104,8 @@ class Results:
         self._tokens[0].copy_(self.tokens, non_blocking=True)
         if logprobs:
             self._logprobs[0].copy_(self.logprobs, non_blocking=True)
-        done = torch.cuda.current_stream().record_event() if self._waits else None
+        done = None
+        if self._waits:
+            done = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch's own gap
+            done.record()
         return Ticket(chunks, self._tokens[0], self._logprobs[0] if logprobs else None, done)

@@ -22,14 +22,16 @@ from outrider_runtime.engine.request import Request
 from outrider_runtime.engine.results import Results, Ticket
 from outrider_runtime.engine.scheduler import Chunk
 from outrider_runtime.engine.state import DeviceState
-from outrider_runtime.graphs import Graphs, bucket, buckets
+from outrider_runtime.graphs import Graphs, bucket, buckets, seconds, unpadded
 from outrider_runtime.kv.cache import KVCache
 from outrider_runtime.models.causal import CausalLM
 from outrider_runtime.sampling.logprobs import logprobs as logprobs_of
 from outrider_runtime.sampling.params import MAX_LOGPROBS
 from outrider_runtime.sampling.sampler import sample
 from outrider_runtime.sampling.table import Mode, SamplingTable, mode_of
-from outrider_runtime.speculation.proposer import Proposer
+from outrider_runtime.speculation.allocation import Captured
+from outrider_runtime.speculation.cost import StepShape
+from outrider_runtime.speculation.proposer import Proposer, Read
 from outrider_runtime.speculation.registry import Setting, make_proposer
 from outrider_runtime.speculation.verify import commit, stands_by_lot
 
@@ -52,9 +54,9 @@ class Runner:
         max_model_len: int,
         eos_token_ids: Collection[int],
     ) -> None:
-        self._target, device = target, target.device
+        self.target, device = target, target.device
         self._longest_draft = config.speculation.max_tokens
-        self._block_size = config.cache.block_size
+        self._block_size, self._num_blocks = config.cache.block_size, num_blocks
         slots = config.scheduler.max_concurrency
         width = max_model_len + 2 * (1 + self._longest_draft)  # a text's end is known a step late
         self._state = DeviceState(slots, width, -(-width // self._block_size), device)
@@ -64,7 +66,7 @@ class Runner:
         if draft is not None:
             draft_cache = KVCache(draft.config, num_blocks, self._block_size, draft.dtype, draft.device)
         self.proposer: Proposer | None = make_proposer(
-            Setting(config, target, draft, draft_cache, self._state, self._table, max_model_len)
+            Setting(config, target, draft, draft_cache, self._state, self._table)
         )
         self._graphs = Graphs(device)
         tokens = config.scheduler.max_batched_tokens
@@ -77,6 +79,9 @@ class Runner:
             lengths if self.proposer is not None else (),
             reads=draft_cache is not None,
         )
+        # What a step's size counts as, where it is not padded to one of the widths.
+        self.sizes = self.widths if self._graphs.active else replace(self.widths, tokens=unpadded(tokens))
+        self._captured_sizes: dict[tuple[Mode, bool], tuple[int, Captured]] = {}  # as of so many graphs
         self._uncaptured: list[Program] = []  # the next one last
         self._feeds, self._read_feeds = (FeedBuffer(self._largest, slots, device) for _ in range(2))
         # What one program leaves for the next, and the last one for the host.
@@ -87,20 +92,24 @@ class Runner:
         # Benchmarks only: the mean number of tokens a step yields, whatever the drafts are.
         self.accepted_length: float | None = None
 
+    @property
+    def on_host(self) -> bool:
+        """Whether steps run while they are launched."""
+        return self._state.tokens.device.type != "cuda"
+
     def admit(self, request: Request) -> None:
         """Its text and parameters, into the slot that it was given."""
         assert request.slot is not None
         self._state.admit(request.slot, request.tokens)
         self._table.write(request.slot, request.params, request.seed, request.prompt_length)
 
-    def launch(self, chunks: Sequence[Chunk], updates: Sequence[BlockUpdate], *, speculate: bool) -> Ticket:
-        """Start a step. The ticket's chunks may draft less than these, and come in another order."""
+    def launch(
+        self, chunks: Sequence[Chunk], updates: Sequence[BlockUpdate], *, turns: int = 0, reads: Sequence[Read] = ()
+    ) -> Ticket:
+        """Start a step, whose chunks draft as much as they say, in a loop of so many turns, after these reads. The
+        ticket's chunks may draft less, and come in another order."""
         updates = self._send_ahead(updates)
-        lengths, reads = [0] * len(chunks), []
-        if self.proposer is not None and speculate:
-            plan = self.proposer.plan(chunks)
-            lengths, reads = plan.lengths, plan.reads
-        chunks = _drafting_first(chunks, lengths)
+        chunks = _drafting_first(chunks)
         mode = max(mode_of(chunk.request.params) for chunk in chunks)
         logprobs = any(chunk.samples and chunk.request.params.logprobs is not None for chunk in chunks)
         if reads:
@@ -108,10 +117,11 @@ class Runner:
             self._read(self._pack(self._read_feeds, shares, updates))
         feed = self._feed(chunks, updates)
         if drafting := sum(chunk.draft_length > 0 for chunk in chunks):
-            self._draft(feed, drafting, chunks[0].draft_length, mode)
+            self._draft(feed, drafting, turns, mode)
             if not self._graphs.active:  # the host may look, and what was not found need not be verified
-                meant = self._meant[: len(chunks)].tolist()
-                chunks = _drafting_first(chunks, [*map(min, (chunk.draft_length for chunk in chunks), meant)])
+                for chunk, meant in zip(chunks, self._meant[: len(chunks)].tolist(), strict=True):
+                    chunk.draft_length = min(chunk.draft_length, meant)
+                chunks = _drafting_first(chunks)
                 feed = self._feed(chunks, updates)
                 self._meant.fill_(self._longest_draft)
         self._forward(feed, small=all(chunk.length + chunk.draft_length <= FEW_QUERIES for chunk in chunks))
@@ -138,6 +148,15 @@ class Runner:
     def captured(self, program: Program) -> bool:
         return program in self._graphs
 
+    def captured_sizes(self, mode: Mode, longest: int) -> Captured:
+        """What a step that samples in this way may be padded to without capturing anything; the request that brings
+        most tokens, drafts apart, brings `longest`."""
+        key, count = (mode, longest <= FEW_QUERIES), len(self._graphs)
+        if (known := self._captured_sizes.get(key)) is None or known[0] != count:
+            known = count, capture.captured_sizes(self.sizes, self.captured, *key)
+            self._captured_sizes[key] = known
+        return known[1]
+
     def idle(self) -> bool:
         """Capture one more, while no step is to be launched. Whether there are more."""
         while self._uncaptured:
@@ -149,6 +168,37 @@ class Runner:
                     self._uncaptured.clear()
                 break
         return bool(self._uncaptured)
+
+    def measure(self, shape: StepShape) -> float:
+        """Seconds of such a step, drafts' own reads and prompts apart. Only while no request runs: it is for nobody, or
+        where its contexts are long in free slots."""
+        rows = min(shape.tokens, self._largest.rows)
+        padded = replace(self._largest, tokens=shape.tokens, rows=rows)
+        if self._graphs.active:
+            padded = replace(
+                padded, tokens=bucket(self.widths.tokens, shape.tokens), rows=bucket(self.widths.rows, rows)
+            )
+        shares = list[Share]()
+        if shape.kv_tokens > shape.tokens:
+            start = shape.kv_tokens // shape.tokens - 1
+            self._spread_tables()
+            shares = [Share(slot, start, 1, 0, capacity=0, samples=False) for slot in range(shape.tokens)]
+
+        def step() -> None:
+            feed = self._feeds.pack(shares, [], padded)
+            if shape.draft_length:
+                self._draft(feed, shape.draft_requests, shape.draft_length, Mode.GREEDY)
+            self._forward(feed, small=True)
+            self._sample(feed, Mode.GREEDY, logprobs=False)
+
+        took = seconds(self._state.tokens.device, step)
+        self._meant.fill_(self._longest_draft)
+        return took
+
+    def _spread_tables(self) -> None:
+        """As if each slot had blocks of its own, as far as there are any."""
+        tables = self._state.block_tables[:-1]
+        tables.copy_(torch.arange(tables.numel(), device=tables.device).remainder(self._num_blocks).view_as(tables))
 
     def _prepare(self, program: Program) -> None:
         match program:
@@ -180,9 +230,9 @@ class Runner:
         self._graphs.run(DraftRead(len(feed.owners)), program)
 
     def _draft(self, feed: Feed, requests: int, length: int, mode: Mode) -> None:
-        """`requests` are the first of the feed; with graphs, some more and some tokens more are drafted in vain."""
+        """`requests` are the first of the feed; with graphs, some more are drafted for in vain."""
         if self._graphs.active:
-            requests, length = bucket(self.widths.requests, requests), bucket(self.widths.lengths, length)
+            requests = bucket(self.widths.requests, requests)
 
         def program() -> None:
             assert self.proposer is not None
@@ -197,9 +247,9 @@ class Runner:
 
         def program() -> None:
             update_tables(self._state, feed)
-            batch = gather_batch(self._state, feed, self._cache, self._target.attention_shape, small=small)
+            batch = gather_batch(self._state, feed, self._cache, self.target.attention_shape, small=small)
             self._positions[:tokens] = batch.positions
-            self._hidden[:tokens] = self._target(batch, self._cache)
+            self._hidden[:tokens] = self.target(batch, self._cache)
 
         self._graphs.run(Forward(tokens, small), program)
 
@@ -208,7 +258,7 @@ class Runner:
 
         def program() -> None:
             slots, positions = feed.slots[owners[feed.rows]], self._positions[feed.rows] + 1
-            logits = self._target.logits(self._hidden[feed.rows])
+            logits = self.target.logits(self._hidden[feed.rows])
             sampled = sample(logits, slots, positions, self._table, mode)
             if logprobs:
                 self._results.tell(logprobs_of(logits, sampled, min(MAX_LOGPROBS, logits.shape[-1])))
@@ -246,10 +296,6 @@ class Runner:
         return buffer.pack(shares, updates, shape)
 
 
-def _drafting_first(chunks: Sequence[Chunk], lengths: Sequence[int]) -> list[Chunk]:
-    """The chunks with these draft lengths; the longest first, so that those who draft are the first of a batch."""
-    planned = [
-        chunk if chunk.draft_length == length else replace(chunk, draft_length=length)
-        for chunk, length in zip(chunks, lengths, strict=True)
-    ]
-    return sorted(planned, key=lambda chunk: -chunk.draft_length)
+def _drafting_first(chunks: Sequence[Chunk]) -> list[Chunk]:
+    """The longest drafts first, so that those who draft are the first of a batch."""
+    return sorted(chunks, key=lambda chunk: -chunk.draft_length)

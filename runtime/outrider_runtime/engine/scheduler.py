@@ -20,9 +20,10 @@ from outrider_runtime.engine.request import Request
 from outrider_runtime.kv.prefix import PrefixCache, extend_chain
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Chunk:
-    """A request's share of a step: its tokens from `start` on, and room for `draft_length` drafted ones behind.
+    """A request's share of a step: its tokens from `start` on, and `draft_length` drafted ones behind: as the scheduler
+    makes it, the most there is room for, then what was decided.
 
     One that `decodes` (rather than reads) computes the text's last token, at `start` or, if drafts are out, later.
     """
@@ -84,9 +85,10 @@ class Scheduler:
             self.running.remove(request)
             self._release(request)
 
-    def schedule(self, draft_tokens: int) -> list[Chunk]:
-        """The next step, with at most `draft_tokens` drafted per request. Empty only when there is nothing to do
-        before the launched step's results are known."""
+    def schedule(self, draft_tokens: int, expected: int | None = None) -> list[Chunk]:
+        """The next step, with at most `draft_tokens` drafted per request; prompts leave room for `expected` of them,
+        if it is given, else for all. Empty only when there is nothing to do before the launched step's results are
+        known."""
         self.account()
         decoding = [
             request for request in self.running if request.pending == 1 and request.room(self._max_model_len) > 0
@@ -95,7 +97,8 @@ class Scheduler:
         running = len(self.running)
         chunks = [chunk for request in decoding if (chunk := self._decode(request, draft_tokens))]
         preempted = len(self.running) < running
-        budget = self._config.max_batched_tokens - sum(chunk.length + chunk.draft_length for chunk in chunks)
+        expected = draft_tokens if expected is None else expected
+        budget = self._config.max_batched_tokens - sum(1 + min(chunk.draft_length, expected) for chunk in chunks)
         for request in self.running:
             if request.pending > 1 and budget > 0:
                 chunks.append(self._read(request, budget))

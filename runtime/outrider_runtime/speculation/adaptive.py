@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from outrider_runtime.speculation.acceptance import Acceptance
-from outrider_runtime.speculation.allocation import Allocation, Graphs, Ints, Mask, Offer, longest_captured, uniform
+from outrider_runtime.speculation.allocation import Allocation, Captured, Ints, Mask, Offer, longest_captured, uniform
 from outrider_runtime.speculation.cost import CostTable, Floats, StepShape
 from outrider_runtime.speculation.policy import Policy
 
@@ -52,6 +52,7 @@ class Decision:
     lengths: Ints  # [n]
     reads: Ints  # [n] missed positions for the draft to read in this step
     turns: int  # of the draft loop: a captured length, or 0 when nothing of the draft runs
+    follows: bool  # the draft reads the step's prompts too
     shape: StepShape  # for observe(), with what the step took
 
 
@@ -62,18 +63,12 @@ class Adaptive:
         """`reads_prompts`: the method has a KV of its own, which prompts fill too unless the policy forbids it."""
         self.table = table
         self.policy = policy
-        self.effective_tokens = 0.0  # mean length of the last decision
+        self.captured = Captured.all(table.token_buckets, table.request_buckets, table.draft_lengths)  # for decide()
+        self.effective_tokens = 0.0  # mean length of the last decision; probes do not count
         self._max_concurrency = max_concurrency
         self._reads_prompts = reads_prompts
         self._deepest = int(table.draft_lengths[-1])
         self._acceptance = Acceptance(max_concurrency, self._deepest)
-        self.graphs = Graphs(
-            table.token_buckets,
-            table.request_buckets,
-            table.draft_lengths,
-            np.ones(len(table.token_buckets), dtype=np.bool_),
-            np.ones((len(table.draft_lengths), len(table.request_buckets)), dtype=np.bool_),
-        )
         self._length: int | None = None  # in force: turns of the loop
         self._regret = 0.0
         self._probe_credit = 0.0
@@ -85,14 +80,16 @@ class Adaptive:
         self._break_even: tuple[float, int | None] | None = None
         self._last = -math.inf
 
-    def capture(self, length: int, requests: int, *, ready: bool = True) -> None:
-        """Whether the draft loop of this length and bucket may be chosen; all may until told otherwise."""
-        where = np.ix_(self.table.draft_lengths == length, self.table.request_buckets == requests)
-        self.graphs.loops_ready[where] = ready
+    @property
+    def expected(self) -> int:
+        """The most that a request is likely to draft in the next step."""
+        allowed = self.policy.allowed_tokens(self._deepest)
+        return allowed if self._length is None or not self._free else min(allowed, self._length)
 
-    def capture_tokens(self, tokens: int, *, ready: bool = True) -> None:
-        """Whether verification may be padded to this bucket."""
-        self.graphs.tokens_ready[self.table.token_buckets == tokens] = ready
+    @property
+    def _free(self) -> bool:
+        """To choose, rather than bound to the policy's length."""
+        return self.policy.mode != "Enabled" and self.table.known
 
     def decide(self, decoding: Decoding, prompt_tokens: int, now: float) -> Decision:
         """The next step, which also reads so many prompt tokens."""
@@ -102,13 +99,13 @@ class Adaptive:
         if longest == 0:
             self._length, self._speedup = 0, 1.0
         if longest == 0 or count == 0:
-            return self._decision(decoding, nothing, nothing, 0, prompt_tokens)
-        caps = uniform(decoding.caps, longest)
-        if self.policy.mode == "Enabled" or not self.table.known:
-            length = longest_captured(self.graphs, int((caps > 0).sum()), longest)
-            caps = uniform(caps, length)
-            return self._decision(decoding, caps, np.where(caps > 0, decoding.missed, 0), length, prompt_tokens)
-        return self._adapt(decoding, caps, longest, prompt_tokens, now)
+            decision = self._decision(decoding, nothing, nothing, 0, prompt_tokens)
+        elif self._free:
+            return self._adapt(decoding, uniform(decoding.caps, longest), longest, prompt_tokens, now)
+        else:
+            decision = self._obey(decoding, uniform(decoding.caps, longest), prompt_tokens)
+        self._took(decision)
+        return decision
 
     def observe(
         self,
@@ -142,13 +139,24 @@ class Adaptive:
             self._break_even = (now, self._find_break_even(context))
         return self._break_even[1]
 
+    def _obey(self, decoding: Decoding, caps: Ints, prompt_tokens: int) -> Decision:
+        """What the policy says, whether it pays or not; those first that are nearly ready."""
+        gaps = np.where(caps > 0, decoding.missed, 0)
+        order = np.argsort(gaps, kind="stable")
+        before = np.cumsum(gaps[order]) - gaps[order]
+        reads = np.zeros(len(caps), dtype=np.int64)
+        reads[order] = np.clip(self._most_reads(prompt_tokens) - before, 0, gaps[order])
+        lengths = self.table.draft_lengths
+        turns = int(lengths[np.searchsorted(lengths, caps.max(initial=1))])
+        return self._decision(decoding, caps, reads, turns, prompt_tokens)
+
     def _adapt(self, decoding: Decoding, caps: Ints, longest: int, prompt_tokens: int, now: float) -> Decision:
         chances, shifts = self._acceptance.pooled()[:longest], self._acceptance.shifts(decoding.slots)
         grid = self.table.grid(prompt_tokens, int(decoding.contexts.sum()), float(decoding.contexts.mean()))
 
         def offers(caps: Ints) -> tuple[Allocation, list[Offer]]:
             allocation = Allocation(chances, shifts, caps)
-            return allocation, allocation.offers(grid, self.graphs, prompt_tokens, longest)
+            return allocation, allocation.offers(grid, self.captured, prompt_tokens, longest)
 
         missed = decoding.missed
         behind = (missed > 0) & (caps > 0)
@@ -169,15 +177,18 @@ class Adaptive:
                 def rate(ready: Mask) -> float:
                     return max(offer.rate for offer in offers(np.where(ready, caps, 0))[1])
 
-                reads = self._catch_up(gaps, needed, ~behind, rate)
+                reads = self._catch_up(gaps, needed, ~behind, self._most_reads(prompt_tokens), rate)
                 allocation, offered = offers(np.where(missed > reads, 0, caps))
                 wish = max((offer for offer in offered if offer.length <= wish.length), key=lambda offer: offer.rate)
         else:
             wish = self._settled(offered, len(caps))
         self._account(offered[0], wish, now)
         if not self._length:
+            self.effective_tokens = 0.0
             return self._probe(decoding, caps, longest, prompt_tokens)
-        return self._decision(decoding, allocation.lengths(wish), reads, wish.length, prompt_tokens)
+        decision = self._decision(decoding, allocation.lengths(wish), reads, wish.length, prompt_tokens)
+        self._took(decision)
+        return decision
 
     def _settled(self, offers: Sequence[Offer], count: int) -> Offer:
         """The best, or what is in force until staying has cost too much."""
@@ -212,8 +223,9 @@ class Adaptive:
     def _seconds_per_read(self) -> float:
         return self.table.read_seconds(4 * CATCH_UP_TOKENS) / (4 * CATCH_UP_TOKENS)
 
-    def _catch_up(self, gaps: Ints, needed: int, ready: Mask, rate: Callable[[Mask], float]) -> Ints:
-        """Positions to read in this step, the shortest gaps first; `rate` is of the requests that may draft.
+    def _catch_up(self, gaps: Ints, needed: int, ready: Mask, most: int, rate: Callable[[Mask], float]) -> Ints:
+        """Positions to read in this step, `most` at most, the shortest gaps first; `rate` is of the requests that may
+        draft.
 
         Who caught up falls behind again unless enough of them are there to draft. So the credit is saved up until it
         does for all, or is all there can be; is spent only if that buys something; and then to the end."""
@@ -232,7 +244,7 @@ class Adaptive:
             self._catching_up = affordable
         chosen = order[: self._catching_up]
         total = int(gaps[chosen].sum())
-        budget = min(total, int(self.table.token_buckets[-1]))
+        budget = min(total, most)
         if budget:
             self._catch_up_credit -= max(budget, CATCH_UP_TOKENS) * self._seconds_per_read()
             reads[chosen] = np.clip(budget - (np.cumsum(gaps[chosen]) - gaps[chosen]), 0, gaps[chosen])
@@ -253,7 +265,7 @@ class Adaptive:
         reads = chosen * decoding.missed
 
         def probe(length: int) -> tuple[float, Decision]:
-            turns = longest_captured(self.graphs, len(members), length)
+            turns = longest_captured(self.captured, len(members), length)
             decision = self._decision(decoding, chosen * uniform(caps, turns), reads, turns, prompt_tokens)
             return self.table.seconds(decision.shape) - self.table.seconds(plain.shape), decision
 
@@ -262,7 +274,8 @@ class Adaptive:
         if deep_price <= 1.25 * price or self._probes % DEEP_PROBES == DEEP_PROBES - 1:
             price, decision = deep_price, deep
         self._probe_price = price
-        if decision.turns == 0 or self._probe_credit < price:
+        room = decision.shape.tokens <= self.table.token_buckets[-1] and reads.sum() <= self._most_reads(prompt_tokens)
+        if decision.turns == 0 or self._probe_credit < price or not room:
             return plain
         self._probe_credit -= max(price, 0.0)
         self._probes += 1
@@ -273,8 +286,6 @@ class Adaptive:
         drafting = lengths > 0
         requests, rows = int(drafting.sum()), len(lengths) + int(lengths.sum())
         turns = self._turns(int(lengths.max(initial=0)), requests, turns)
-        self.effective_tokens = (rows - len(lengths)) / max(1, len(lengths))
-        fills = self._reads_prompts and self.policy.allowed_tokens(self._deepest) > 0
         shape = StepShape(
             tokens=rows + prompt_tokens,
             rows=rows,
@@ -282,18 +293,32 @@ class Adaptive:
             draft_requests=requests,
             draft_length=turns,
             draft_kv_tokens=int(decoding.contexts[drafting].sum()),
-            draft_reads=int(reads.sum()) + (prompt_tokens if fills else 0),
+            draft_reads=int(reads.sum()) + (prompt_tokens if self._follows else 0),
             prompt_tokens=prompt_tokens,
         )
-        return Decision(lengths, reads, turns, shape)
+        return Decision(lengths, reads, turns, self._follows, shape)
+
+    def _took(self, decision: Decision) -> None:
+        if len(decision.lengths):
+            self.effective_tokens = float(decision.lengths.mean())
+
+    @property
+    def _follows(self) -> bool:
+        """Whether the draft reads prompts."""
+        return self._reads_prompts and self.policy.allowed_tokens(self._deepest) > 0
+
+    def _most_reads(self, prompt_tokens: int) -> int:
+        """That a step has room for, beside its prompts."""
+        return max(0, int(self.table.token_buckets[-1]) - (prompt_tokens if self._follows else 0))
 
     def _turns(self, needed: int, requests: int, offered: int) -> int:
         """The shortest captured loop that drafts as much."""
         if needed == 0:
             return 0
-        bucket = min(int(np.searchsorted(self.graphs.requests, requests)), len(self.graphs.requests) - 1)
-        enough = self.graphs.loops_ready[:, bucket] & (self.graphs.lengths >= needed)
-        return int(self.graphs.lengths[enough.argmax()]) if enough.any() else offered
+        captured = self.captured
+        bucket = min(int(np.searchsorted(captured.requests, requests)), len(captured.requests) - 1)
+        enough = captured.loops_ready[:, bucket] & (captured.lengths >= needed)
+        return int(captured.lengths[enough.argmax()]) if enough.any() else offered
 
     def _find_break_even(self, context: float) -> int | None:
         longest = replace(self.policy, mode="Auto", state="Active").allowed_tokens(self._deepest)
@@ -314,7 +339,6 @@ class Adaptive:
 
         best = np.zeros(most)
         for row, length in enumerate(table.draft_lengths[table.draft_lengths <= longest].tolist()):
-            usable = self.graphs.loops_ready[row, loops]
-            best = np.maximum(best, np.where(usable, rates(length, grid.draft[row, loops]), 0.0))
+            best = np.maximum(best, rates(length, grid.draft[row, loops]))  # captured or not: it will be
         lost = np.flatnonzero(best < BREAK_EVEN_GAIN * rates(0, 0.0))
         return int(counts[lost[0]]) if len(lost) else None

@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,14 +26,19 @@ LEVELS_PER_UNIT = 1.0  # of the requests' log odds
 
 
 @dataclass(frozen=True, slots=True)
-class Graphs:
-    """Padded sizes, ascending, and which of them are captured and may be chosen."""
+class Captured:
+    """Padded sizes, ascending, and which of them are captured, so that they may be chosen."""
 
     tokens: Ints
     requests: Ints
     lengths: Ints
     tokens_ready: Mask  # [tokens]
     loops_ready: Mask  # [lengths, requests]
+
+    @classmethod
+    def all(cls, tokens: Ints, requests: Ints, lengths: Ints) -> Self:
+        ready = np.ones(len(tokens), dtype=np.bool_), np.ones((len(lengths), len(requests)), dtype=np.bool_)
+        return cls(tokens, requests, lengths, *ready)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,21 +94,21 @@ class Allocation:
         columns = [order // depth, order % depth + 1, able.ravel()[order], survival.ravel()[order]]
         self._cells = [_Cell(*cell) for cell in zip(*(column.tolist() for column in columns), strict=True) if cell[2]]
 
-    def offers(self, grid: Grid, graphs: Graphs, prompt_tokens: int, longest: int) -> list[Offer]:
+    def offers(self, grid: Grid, captured: Captured, prompt_tokens: int, longest: int) -> list[Offer]:
         """Plain decoding, and of each captured draft length up to `longest` the best, where there is one."""
         own = self._count + prompt_tokens
-        buckets, target = graphs.tokens.tolist(), (grid.target + grid.attention).tolist()
+        buckets, target = captured.tokens.tolist(), (grid.target + grid.attention).tolist()
         first = min(bisect_left(buckets, own), len(buckets) - 1)
         plain = target[first] - HOPE * float(grid.target_deviation[first])
         offers = [Offer(0, self._count / plain, plain)]
-        ready = graphs.tokens_ready.tolist()
+        ready = captured.tokens_ready.tolist()
         edges = [
             _Edge(buckets[index] - own, index)
             for index in range(first, len(buckets))
             if ready[index] and buckets[index] > own
         ]
-        requests, loops, ready = graphs.requests.tolist(), grid.draft.tolist(), graphs.loops_ready.tolist()
-        for row, length in enumerate(graphs.lengths.tolist()):
+        requests, loops, ready = captured.requests.tolist(), grid.draft.tolist(), captured.loops_ready.tolist()
+        for row, length in enumerate(captured.lengths.tolist()):
             if length > longest:
                 break
             best = offers[0]
@@ -142,10 +147,10 @@ def uniform(caps: Ints, length: int) -> Ints:
     return np.minimum(caps, length)
 
 
-def longest_captured(graphs: Graphs, requests: int, longest: int) -> int:
+def longest_captured(captured: Captured, requests: int, longest: int) -> int:
     """The longest draft loop for so many requests, of those captured; 0 if none."""
-    bucket = min(int(np.searchsorted(graphs.requests, requests)), len(graphs.requests) - 1)
-    ready: Sequence[int] = graphs.lengths[graphs.loops_ready[:, bucket] & (graphs.lengths <= longest)].tolist()
+    bucket = min(int(np.searchsorted(captured.requests, requests)), len(captured.requests) - 1)
+    ready: Sequence[int] = captured.lengths[captured.loops_ready[:, bucket] & (captured.lengths <= longest)].tolist()
     return max(ready, default=0)
 
 

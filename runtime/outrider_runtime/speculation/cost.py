@@ -12,9 +12,13 @@ import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from outrider_runtime.models.causal import CausalLM
 
 Floats = NDArray[np.float64]
 
@@ -37,6 +41,14 @@ class ModelShape:
     head_parameters: float
     kv_bytes_per_token: float
     bytes_per_parameter: float = 2.0
+
+    @classmethod
+    def of(cls, model: CausalLM) -> Self:
+        config, itemsize = model.config, model.dtype.itemsize
+        head = config.vocab_size * config.hidden_size  # as large as the embedding, of which a step reads a few rows
+        body = sum(parameter.numel() for parameter in model.parameters()) - head * (2 - config.tie_word_embeddings)
+        kv = 2 * config.num_layers * config.num_kv_heads * config.head_dim * itemsize
+        return cls(body, head, kv, itemsize)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +135,7 @@ class CostTable:
         many = _bucket(self._tokens, max_concurrency // 2)[1]
         points.append(StepShape(many, many, many * context))
         long = self._lengths[min(3, len(self._lengths) - 1)]
-        for requests, length in ((1, long), (self._requests[-1], self._lengths[0])):
+        for requests, length in ((1, long), (_bucket(self._requests, max_concurrency)[1], self._lengths[0])):
             tokens = min(requests * (1 + length), largest)
             points.append(StepShape(tokens, tokens, tokens, requests, length, requests))
         return points

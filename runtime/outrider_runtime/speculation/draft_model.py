@@ -6,7 +6,6 @@ was a draft that nothing was drafted behind. So the same forward serves whatever
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from torch import Tensor
@@ -14,23 +13,20 @@ from torch import Tensor
 from outrider_runtime.engine.device_step import gather_batch, place, tail_batch
 from outrider_runtime.engine.feed import Feed
 from outrider_runtime.engine.request import Request
-from outrider_runtime.engine.scheduler import Chunk
 from outrider_runtime.engine.state import DeviceState
 from outrider_runtime.kv.cache import KVCache
 from outrider_runtime.layers.batch import Batch
 from outrider_runtime.models.causal import CausalLM
 from outrider_runtime.sampling.sampler import sample
 from outrider_runtime.sampling.table import Mode, SamplingTable
-from outrider_runtime.speculation.proposer import DraftPlan, Read
+from outrider_runtime.speculation.cost import ModelShape
 
-# Positions worth reading to catch up, for each token the request may still generate: one read in a chunk costs a
-# hundredth of a decoded one, of which drafting saves about half.
-CATCH_UP_PER_TOKEN = 50
 REREAD = 2  # tokens of the first forward
 
 
 class DraftModel:
     name = "draft-model"
+    reads = True
 
     def __init__(
         self,
@@ -39,8 +35,6 @@ class DraftModel:
         state: DeviceState,
         table: SamplingTable,
         vocab_size: int,
-        max_batched_tokens: int,
-        max_model_len: int,
     ) -> None:
         """`vocab_size` is the target's: the two may be padded differently, and only shared ids are drafted."""
         self._model = model
@@ -49,30 +43,14 @@ class DraftModel:
         self._table = table
         self._target_vocab_size = vocab_size
         self._vocab_size = min(vocab_size, model.config.vocab_size)
-        self._max_batched_tokens = max_batched_tokens
-        self._max_model_len = max_model_len
+        self.reach = model.config.max_position_embeddings
+        self.shape: ModelShape | None = ModelShape.of(model)
 
-    def plan(self, chunks: Sequence[Chunk]) -> DraftPlan:
-        """What to read this step within the token budget, those first that are nearly there."""
-        lengths = {chunk.request.request_id: 0 for chunk in chunks}
-        reads = []
-        budget = self._max_batched_tokens
-        limit = self._model.config.max_position_embeddings
-        for chunk in sorted(chunks, key=self._behind):
-            request, behind = chunk.request, self._behind(chunk)
-            if request.params.speculative == 0 or chunk.end > limit:
-                continue
-            if behind > 0:
-                length = min(behind, budget)
-                if length <= 0 or (chunk.decodes and not self._repays(chunk, behind)):
-                    continue
-                reads.append(Read(request, request.draft_computed, length))
-                request.draft_computed += length
-                budget -= length
-                behind -= length
-            if chunk.decodes and behind <= 0:
-                lengths[request.request_id] = max(0, min(chunk.draft_length, limit - request.longest))
-        return DraftPlan([lengths[chunk.request.request_id] for chunk in chunks], reads)
+    def missed(self, request: Request) -> int:
+        """But for those that the step's first forward reads anyway."""
+        if request.flight is not None and request.flight.draft_length > 0:
+            return 0  # it drafts there, so it has read
+        return max(0, request.shortest - REREAD - request.draft_computed)
 
     def read(self, feed: Feed) -> None:
         batch = gather_batch(self._state, feed, self._cache, self._model.attention_shape, small=False)
@@ -95,19 +73,6 @@ class DraftModel:
         """KV of drafts that were rejected does not count, and behind the last draft nothing was drafted."""
         if drafted > 0:
             request.draft_computed = min(end + accepted, end + drafted - 1)
-
-    def _behind(self, chunk: Chunk) -> int:
-        """How many tokens it has to read before it can draft, or follow the target: those that the step's first
-        forward does not read anyway."""
-        request = chunk.request
-        if chunk.decodes:
-            if request.flight is not None and request.flight.draft_length > 0:
-                return 0  # it drafts there, so it has read
-            return max(0, request.shortest - REREAD - request.draft_computed)
-        return max(0, chunk.end - request.draft_computed)
-
-    def _repays(self, chunk: Chunk, behind: int) -> bool:
-        return behind <= CATCH_UP_PER_TOKEN * chunk.request.room(self._max_model_len)
 
     def _forward(self, batch: Batch) -> Tensor:
         if self._vocab_size < self._target_vocab_size:  # ids beyond are the target's

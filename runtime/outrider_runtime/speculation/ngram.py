@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
 
 import torch
 from torch import Tensor
@@ -13,10 +13,9 @@ from torch import Tensor
 from outrider_runtime.engine.device_step import place
 from outrider_runtime.engine.feed import Feed
 from outrider_runtime.engine.request import Request
-from outrider_runtime.engine.scheduler import Chunk
 from outrider_runtime.engine.state import DeviceState
 from outrider_runtime.sampling.table import Mode
-from outrider_runtime.speculation.proposer import DraftPlan
+from outrider_runtime.speculation.cost import ModelShape
 
 
 def match_suffixes(tokens: Tensor, lengths: Tensor, shortest: int, longest: int) -> Tensor:
@@ -42,13 +41,16 @@ def match_suffixes(tokens: Tensor, lengths: Tensor, shortest: int, longest: int)
 
 class NGram:
     name = "ngram"
+    reads = False
+    reach = sys.maxsize
+    shape: ModelShape | None = None
 
     def __init__(self, state: DeviceState, shortest: int, longest: int) -> None:
         self._state = state
         self._shortest, self._longest = shortest, longest
 
-    def plan(self, chunks: Sequence[Chunk]) -> DraftPlan:
-        return DraftPlan([chunk.draft_length for chunk in chunks], [])
+    def missed(self, request: Request) -> int:
+        return 0
 
     def read(self, feed: Feed) -> None:
         raise AssertionError("n-gram has no KV of its own")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -11,8 +10,8 @@ from torch import Tensor
 if TYPE_CHECKING:
     from outrider_runtime.engine.feed import Feed
     from outrider_runtime.engine.request import Request
-    from outrider_runtime.engine.scheduler import Chunk
     from outrider_runtime.sampling.table import Mode
+    from outrider_runtime.speculation.cost import ModelShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,34 +23,25 @@ class Read:
     length: int
 
 
-@dataclass(frozen=True, slots=True)
-class DraftPlan:
-    """`lengths`: how many tokens each chunk drafts, at most its draft_length. `reads` come first."""
-
-    lengths: list[int]
-    reads: list[Read]
-
-
 class Proposer(Protocol):
     """Drafts chains. Tokens are drawn with the request's own noise (sampling/noise.py), so that they agree with the
     target's as often as the two distributions allow; nothing about the draft's distribution is kept.
 
-    plan() and observe() are the host's; read() and draft() are the device's, and look at nothing of the host's: where
-    texts end only the device knows.
+    missed() and observe() are the host's; read() and draft() are the device's, and look at nothing of the host's:
+    where texts end only the device knows. How much is drafted and read is not the method's to decide (adaptive.py).
     """
 
     name: str
+    reads: bool  # it has KV of its own, which read() writes: of prompts as the target reads them, and of what it missed
+    reach: int  # tokens of the longest text, drafts included, that it has positions for
+    shape: ModelShape | None  # what a turn of its loop costs; None: nearly nothing
 
-    def plan(self, chunks: Sequence[Chunk]) -> DraftPlan:
-        """For the step that is about to be launched, with its chunks.
-
-        Chunks that draft nothing are there to be followed: the target writes their KV in this step, and a draft with
-        KV of its own does the same. It catches up by itself on what it has not seen (a pause, a prefix hit).
-        """
+    def missed(self, request: Request) -> int:
+        """How many tokens a decoding request's draft has to read before it can draft."""
         ...
 
     def read(self, feed: Feed) -> None:
-        """Write the draft's KV of the feed's tokens: the plan's reads."""
+        """Write the draft's KV of the feed's tokens."""
         ...
 
     def draft(self, feed: Feed, requests: int, length: int, mode: Mode) -> Tensor | None:

@@ -25,7 +25,6 @@ class Setting:
     draft_cache: KVCache | None
     state: DeviceState
     table: SamplingTable
-    max_model_len: int
 
 
 def make_proposer(setting: Setting) -> Proposer | None:
@@ -47,8 +46,6 @@ def _draft_model(setting: Setting) -> Proposer | None:
         setting.state,
         setting.table,
         setting.target.config.vocab_size,
-        setting.config.scheduler.max_batched_tokens,
-        setting.max_model_len,
     )
 
 

@@ -26,9 +26,10 @@ POLICY = {
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory, tiny_model_dir):
-    """With its own model as draft, so that nearly all is accepted."""
+    """With its own model as draft, so that nearly all is accepted; and that drafts, though it cannot pay."""
     draft = ("--draft-model", str(tiny_model_dir), "--max-concurrency", "4")
-    with serving(tmp_path_factory.mktemp("serve"), tiny_model_dir, *draft) as server:
+    policy = json.dumps({**POLICY, "mode": "Enabled", "state": "Active", "reason": ""})
+    with serving(tmp_path_factory.mktemp("serve"), tiny_model_dir, *draft, OUTRIDER_POLICY=policy) as server:
         yield server.wait_ready()
 
 

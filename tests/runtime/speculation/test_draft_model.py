@@ -11,7 +11,6 @@ from tests.runtime.tiny import VOCAB, ours, reference_model, tiny_pair
 from outrider_runtime.engine.messages import AddRequest
 from outrider_runtime.models.llama import LlamaForCausalLM
 from outrider_runtime.sampling.params import SamplingParams
-from outrider_runtime.speculation import draft_model
 
 PROMPT = tuple(range(4, 44))
 PARAMS = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True)
@@ -68,17 +67,6 @@ def test_after_a_pause_it_catches_up_in_chunks_of_the_budget(forwards):
     assert forwards[2][0] == 32
     assert drafted[:2] == [0, 0]
     assert drafted[2] == 2
-
-
-def test_it_does_not_catch_up_for_a_few_last_tokens(forwards, monkeypatch):
-    monkeypatch.setattr(draft_model, "CATCH_UP_PER_TOKEN", 2)
-    engine = make_engine("random draft", policy=SUSPENDED)
-    engine.add(AddRequest("it", PROMPT, PARAMS))
-    for _ in range(25):
-        engine.step()  # about 15 tokens are left, 65 behind
-    engine.set_policy(ON)
-    run(engine, [])
-    assert forwards == []
 
 
 def test_a_cached_prefix_is_taken_over_as_far_as_the_draft_has_read_it(forwards):

@@ -1,0 +1,131 @@
+"""Between requests and the reflex (speculation/adaptive.py): what it is asked before a step, and told afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from outrider_runtime.engine.request import Request
+from outrider_runtime.engine.runner import Runner
+from outrider_runtime.engine.scheduler import Chunk
+from outrider_runtime.sampling.table import mode_of
+from outrider_runtime.speculation.adaptive import Adaptive, Decoding
+from outrider_runtime.speculation.cost import CostTable, ModelShape, StepShape
+from outrider_runtime.speculation.policy import Policy
+from outrider_runtime.speculation.proposer import Proposer, Read
+
+
+@dataclass(frozen=True, slots=True)
+class Drafting:
+    """What a step does of the draft, beside its chunks' draft_length: turns of the loop, and what is read before it."""
+
+    turns: int = 0
+    reads: list[Read] = field(default_factory=list)
+    shape: StepShape | None = None  # None: nobody wants to know what it takes
+
+
+class Reflex:
+    """Of an engine that has a proposer. `now` is the engine's clock."""
+
+    def __init__(self, runner: Runner, proposer: Proposer, policy: Policy, max_model_len: int) -> None:
+        self._runner, self._proposer, self._max_model_len = runner, proposer, max_model_len
+        sizes = runner.sizes
+        self.table = CostTable(
+            ModelShape.of(runner.target),
+            proposer.shape,
+            token_buckets=sizes.tokens,
+            request_buckets=sizes.requests,
+            draft_lengths=sizes.lengths,
+        )
+        self.adaptive = Adaptive(self.table, policy, max_concurrency=sizes.requests[-1], reads_prompts=proposer.reads)
+        self.effective_tokens: float | None = None  # mean of the requests that decode; None while nobody does
+        self._context: float | None = None  # theirs, mean
+
+    def set_policy(self, policy: Policy) -> None:
+        self.adaptive.policy = policy
+        self.effective_tokens = None
+
+    def admit(self, requests: Iterable[Request]) -> None:
+        """What was learned of the requests that had their slots does not hold for them."""
+        for request in requests:
+            assert request.slot is not None
+            self.adaptive.forget(request.slot)
+
+    def decide(self, chunks: Sequence[Chunk], now: float) -> Drafting:
+        """For the next step; sets each chunk's draft_length, up to now the most that there is room for."""
+        decoding = [chunk for chunk in chunks if chunk.decodes]
+        prompts = [chunk for chunk in chunks if not chunk.decodes]
+        columns = self._columns(decoding)
+        mode = max(mode_of(chunk.request.params) for chunk in chunks)
+        self.adaptive.captured = self._runner.captured_sizes(mode, max((chunk.length for chunk in prompts), default=1))
+        decision = self.adaptive.decide(columns, sum(chunk.length for chunk in prompts), now)
+        reads = []
+        for chunk, length, missed in zip(decoding, decision.lengths.tolist(), decision.reads.tolist(), strict=True):
+            chunk.draft_length = length
+            if missed > 0:
+                reads.append(_read(chunk.request, missed))
+        if decision.follows:
+            reads += self._follow(prompts, self._runner.sizes.tokens[-1] - sum(read.length for read in reads))
+        self.effective_tokens = self.adaptive.effective_tokens if decoding else None
+        if decoding:
+            self._context = float(columns.contexts.mean())
+        return Drafting(decision.turns, reads, decision.shape)
+
+    def observe(
+        self,
+        drafting: Drafting,
+        chunks: Sequence[Chunk],
+        verified: Sequence[tuple[int, int, int]],
+        seconds: float | None,
+        now: float,
+    ) -> None:
+        """A step of these chunks has ended, and took so long, if that is known. `verified`: slot of a request, its
+        drafts, and how many of them stood."""
+        shape = drafting.shape
+        if shape is None:
+            return
+        tokens = sum(chunk.length + chunk.draft_length for chunk in chunks)
+        if tokens < shape.tokens:  # what was not found was not verified
+            shape = replace(shape, tokens=tokens, rows=shape.rows - (shape.tokens - tokens))
+        slots, drafted, accepted = zip(*verified, strict=True) if verified else ((), (), ())
+        self.adaptive.observe(slots, drafted, accepted, shape, seconds, now)
+
+    def break_even(self, now: float) -> int | None:
+        return None if self._context is None else self.adaptive.break_even(self._context, now)
+
+    def _columns(self, decoding: Sequence[Chunk]) -> Decoding:
+        reach, missed, longest = self._proposer.reach, self._proposer.missed, self._max_model_len
+        rows = np.array(
+            [
+                (
+                    request.slot,
+                    request.shortest,
+                    min(chunk.draft_length, max(0, reach - request.longest)),
+                    missed(request),
+                    request.room(longest),
+                )
+                for chunk in decoding
+                for request in (chunk.request,)
+            ],
+            dtype=np.int64,
+        ).reshape(-1, 5)
+        return Decoding(*np.ascontiguousarray(rows.T))
+
+    def _follow(self, prompts: Sequence[Chunk], room: int) -> list[Read]:
+        """The draft reads what the target reads, and of a cached prefix what it has not: the shortest gaps first."""
+        reads = []
+        for chunk in sorted(prompts, key=lambda chunk: chunk.end - chunk.request.draft_computed):
+            request = chunk.request
+            length = min(chunk.end - request.draft_computed, room)
+            if length > 0 and request.params.speculative != 0 and chunk.end <= self._proposer.reach:
+                reads.append(_read(request, length))
+                room -= length
+        return reads
+
+
+def _read(request: Request, length: int) -> Read:
+    read = Read(request, request.draft_computed, length)
+    request.draft_computed += length
+    return read
