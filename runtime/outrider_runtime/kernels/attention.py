@@ -94,6 +94,7 @@ def plan_paged(
             longest,
             TILE_QUERIES=queries,
             WINDOW=shape.sliding_window or 0,
+            FIRST=shape.first,
             KEYS=tile.keys,
             SPLIT_TOKENS=tuning.split_tokens,
             MAX_SPLITS=splits,
@@ -187,6 +188,7 @@ def _list_work(
     longest: tl.tensor,
     TILE_QUERIES: tl.constexpr,
     WINDOW: tl.constexpr,
+    FIRST: tl.constexpr,
     KEYS: tl.constexpr,
     SPLIT_TOKENS: tl.constexpr,
     MAX_SPLITS: tl.constexpr,
@@ -237,6 +239,7 @@ def _list_work(
         end = tl.minimum(tl.minimum(step + first + count, longest), begin + own_size)
         if MAX_SPLITS == 1:
             end = tl.minimum(step + first + count, longest)
+        begin = tl.maximum(begin, FIRST)
         target = items + item + index
         tl.store(target + ROW * capacity, own_row + first, mask=inside)
         tl.store(target + QUERIES * capacity, count, mask=inside)
@@ -315,7 +318,7 @@ def _attention(
         if not SMALL and WINDOW == 0:
             # All queries of the tile see these.
             open_end = position + 1 if ancestors is None else step
-            masked_from = tl.maximum(begin, tl.minimum(open_end, end) // KEYS * KEYS)
+            masked_from = tl.maximum(begin, begin + (tl.minimum(open_end, end) - begin) // KEYS * KEYS)
             top, total, acc = _visit(
                 top, total, acc, tile, positions, seen, keys, values, table, kv_head, begin, masked_from, end, step,
                 scale, ancestors is not None, False, KV_HEADS, DIM, DIM_PADDED, BLOCK_SIZE, WINDOW, SOFTCAP, KEYS,

@@ -28,6 +28,7 @@ class AttentionShape:
     dtype: torch.dtype
     full_layers: bool = False  # some layers have no window, though others have
     softcap: float | None = None  # bounds scores: softcap * tanh(score / softcap)
+    first: int = 0  # positions before it hold no KV, and no query is at one of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +148,7 @@ def plan_attention(
             AttentionGroup(
                 rows=rows,
                 slots=tables[:, keys // block_size] * block_size + keys % block_size,
-                bias=_bias(positions[rows].unsqueeze(-1) - keys, shape),
+                bias=_bias(positions[rows].unsqueeze(-1) - keys, keys < shape.first, shape),
                 whole=len(groups) == 1 and rows.numel() == first_rows[-1],
                 softcap=shape.softcap,
             )
@@ -194,9 +195,10 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor, group: AttentionGroup, 
     return unpacked.reshape(requests * queries, heads, dim)
 
 
-def _bias(distance: Tensor, shape: AttentionShape) -> Tensor:
-    """From [requests, queries, context] distances back, negative for the future."""
-    unseen = distance < 0
+def _bias(distance: Tensor, empty: Tensor, shape: AttentionShape) -> Tensor:
+    """From [requests, queries, context] distances back, negative for the future. What is `empty`, [context], is seen by
+    none but itself: padding needs something to look at."""
+    unseen = (distance < 0) | (empty & (distance != 0))
     if shape.sliding_window is not None:
         unseen |= distance >= shape.sliding_window
     bias = torch.zeros(unseen.shape, dtype=shape.dtype, device=unseen.device).masked_fill_(unseen, -torch.inf)
