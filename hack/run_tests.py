@@ -51,6 +51,7 @@ class Part:
     paths: tuple[str, ...] = ()
     marks: str = "not node"  # pytest's -m; soak tests are left out everywhere, gpu ones skip where there is none
     needs: tuple[tuple[str | Path, ...], ...] = ()
+    workers: int = 1  # processes that share the tests; more than one only where no test minds what runs beside it
 
 
 @dataclass(frozen=True)
@@ -68,10 +69,11 @@ class Count:
         return f"{self.passed} passed, {self.failed} failed, {self.skipped} skipped"
 
 
+UNIT = ("tests/operator", "tests/fleet", "tests/contract", "tests/hack")
 PARTS = (
     Part("lint", 60),
-    Part("unit", 120, ("tests/operator", "tests/fleet", "tests/contract", "tests/hack"), needs=((CLUSTER, "build"),)),
-    Part("runtime", 300, ("tests/runtime", "tests/gpu"), needs=((BIN / "python", "hack/demo_models.py"),)),
+    Part("unit", 120, UNIT, needs=((CLUSTER, "build"),), workers=2),
+    Part("runtime", 300, ("tests/runtime", "tests/gpu"), needs=((BIN / "python", "hack/demo_models.py"),), workers=2),
     Part("cluster", 120, ("tests/cluster",), needs=((CLUSTER, "build"),)),
     Part("node", 120, ("tests/hack",), "node", ((CLUSTER, "build"), ("hack/image/packages",))),
     Part("e2e", 240, ("tests/e2e",), "node", ((CLUSTER, "build"), (BIN / "python", "-m", "demo", "prepare"))),
@@ -154,17 +156,13 @@ def pytest(part: Part) -> Count:
     paths = [path for path in part.paths if (ROOT / path).is_dir()]
     with tempfile.TemporaryDirectory() as scratch:
         report = Path(scratch) / "report.xml"
-        command = (
-            BIN / "python",
-            "-m",
-            "pytest",
-            "-q",
-            "-m",
-            f"({part.marks}) and not soak",
-            "--junitxml",
-            report,
-        )
-        code = subprocess.run((*command, *paths), cwd=ROOT, check=False).returncode
+        command = [BIN / "python", "-m", "pytest", "-q", "-m", f"({part.marks}) and not soak", "--junitxml", report]
+        environment = dict(os.environ)
+        if part.workers > 1:
+            # Neighbours stay together, for they share fixtures; who is done early takes over half of what is left.
+            command += ["-n", str(part.workers), "--dist", "worksteal"]
+            environment |= {"OMP_NUM_THREADS": "1"}  # torch's own would be as many as cores for each worker
+        code = subprocess.run((*command, *paths), cwd=ROOT, env=environment, check=False).returncode
         count = read(report) if report.exists() else Count()
     # A crash, an internal error and "no tests ran" leave no failure in the report but a code.
     return count if count.failed or not code else count + Count(failed=1)

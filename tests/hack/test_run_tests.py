@@ -49,6 +49,45 @@ def test_a_run_that_collects_no_test_is_a_failure(monkeypatch: pytest.MonkeyPatc
     assert run_tests.pytest(Part("some", budget=10, paths=(str(tmp_path),))) == Count(failed=1)
 
 
+EVERY_KIND = """
+import os, pytest, time
+
+@pytest.fixture
+def broken():
+    raise ValueError
+
+@pytest.mark.parametrize("number", range(8))
+def test_passes(number):
+    assert os.environ.get("OMP_NUM_THREADS") == "1"
+
+def test_is_skipped():
+    pytest.skip("for a reason")
+
+def test_fails():
+    assert False
+
+def test_has_no_fixture(broken): ...
+
+@pytest.mark.timeout(0.5)
+def test_hangs():
+    time.sleep(60)
+
+def test_ends_its_process():
+    os._exit(1)
+"""
+
+
+def test_of_several_processes_the_count_is_the_same_and_what_hangs_or_dies_is_named(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "test_kinds.py").write_text(EVERY_KIND)
+    count = run_tests.pytest(Part("some", budget=10, paths=(str(tmp_path),), workers=2))
+    assert count == Count(passed=8, failed=4, skipped=1)
+    said = capfd.readouterr().out
+    for name in ("test_fails", "test_has_no_fixture", "test_hangs", "test_ends_its_process"):
+        assert f"test_kinds.py::{name}" in said
+
+
 def test_a_part_that_does_not_exist_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_tests.main(["units"]) == 2
     assert "units" in capsys.readouterr().out
