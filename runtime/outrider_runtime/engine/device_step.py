@@ -28,23 +28,7 @@ def update_tables(state: DeviceState, feed: Feed) -> None:
 
 def gather_batch(state: DeviceState, feed: Feed, cache: KVCache, shape: AttentionShape, *, small: bool) -> Batch:
     """The feed's tokens as a model takes them, drafts included. `small`: no request brings more than a few."""
-    if state.tokens.is_cuda:
-        from outrider_runtime.kernels import step
-
-        token_ids, positions, slots, contexts = step.gather(
-            state.tokens,
-            state.lengths,
-            state.block_tables,
-            feed.slots,
-            feed.starts,
-            feed.capacities,
-            feed.query_starts,
-            feed.owners,
-            block_size=cache.block_size,
-            nowhere=cache.nowhere,
-        )
-    else:
-        token_ids, positions, slots, contexts = gather(state, feed, cache)
+    token_ids, positions, slots, contexts = gathered(state, feed, cache)
     plan = attention_plan(
         feed.query_starts,
         contexts,
@@ -59,8 +43,27 @@ def gather_batch(state: DeviceState, feed: Feed, cache: KVCache, shape: Attentio
     return Batch(token_ids, positions, slots, plan)
 
 
-def gather(state: DeviceState, feed: Feed, cache: KVCache) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def gathered(state: DeviceState, feed: Feed, cache: KVCache) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Token ids, positions and KV slots, [T] each, and the contexts of the N requests, int32 all."""
+    if not state.tokens.is_cuda:
+        return gather(state, feed, cache)
+    from outrider_runtime.kernels import step
+
+    return step.gather(
+        state.tokens,
+        state.lengths,
+        state.block_tables,
+        feed.slots,
+        feed.starts,
+        feed.capacities,
+        feed.query_starts,
+        feed.owners,
+        block_size=cache.block_size,
+        nowhere=cache.nowhere,
+    )
+
+
+def gather(state: DeviceState, feed: Feed, cache: KVCache) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     starts = torch.where(feed.starts < 0, state.lengths[feed.slots] - 1, feed.starts)
     owners, owning = feed.owners, feed.slots[feed.owners]
     offsets = torch.arange(len(owners), device=owners.device, dtype=torch.int32) - feed.query_starts[owners]

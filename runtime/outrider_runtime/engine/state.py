@@ -13,15 +13,18 @@ import torch
 
 class DeviceState:
     """`tokens` and `lengths` are the texts: prompt and generated tokens that stand. Behind a text's end lie, during a
-    step, its drafts. One slot more than requests, `nobody`, and one column more than tokens take what is padding."""
+    step, its drafts; `parents` are theirs, as speculation/tree.py numbers them, where they form trees. One slot more
+    than requests, `nobody`, and one column more than tokens take what is padding."""
 
-    def __init__(self, slots: int, width: int, blocks: int, device: torch.device | str) -> None:
-        """For `slots` requests of at most `width` tokens, drafts included, in at most `blocks` KV blocks."""
+    def __init__(self, slots: int, width: int, blocks: int, device: torch.device | str, tree_tokens: int = 0) -> None:
+        """For `slots` requests of at most `width` tokens, drafts included, in at most `blocks` KV blocks. Trees have at
+        most `tree_tokens` drafts; 0: there are none."""
         self.nobody = slots
         self.width = width
         self.tokens = torch.zeros(slots + 1, width + 1, dtype=torch.int32, device=device)
         self.lengths = torch.ones(slots + 1, dtype=torch.int32, device=device)
         self.block_tables = torch.zeros(slots + 1, blocks, dtype=torch.int32, device=device)
+        self.parents = torch.zeros(slots + 1, tree_tokens, dtype=torch.int32, device=device)
 
     def admit(self, slot: int, tokens: Sequence[int]) -> None:
         """A request's text so far; its blocks come with the steps that use them."""

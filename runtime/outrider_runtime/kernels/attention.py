@@ -20,6 +20,7 @@ MAX_COUNTERS = 1 << 16  # (tile, KV head) pairs of one launch
 # For batches of up to so many tokens: the least of a context's part, and the most parts.
 SPLITTING = ((8, 64, 16), (63, 512, 16), (MAX_COUNTERS, 2048, 4))
 LOG2_E = tl.constexpr(1.4426950408889634)
+MOST_OWN = tl.constexpr(64)  # tokens of a tree: a bit each
 FIELDS = 10  # of a work item, each a row of WorkList.items
 ROW, QUERIES, POSITION, BEGIN, END, TABLE, SPLIT, SPLITS, TILE, STEP = (tl.constexpr(field) for field in range(FIELDS))
 
@@ -57,6 +58,7 @@ def plan_paged(
     dim: int,
     small: bool,
     ancestors: Tensor | None = None,
+    before: int = 0,
     tuning: Tuning | None = None,
 ) -> PagedPlan:
     """Once a step and model: who attends to what, in work items for all layers. Does not synchronise.
@@ -65,7 +67,9 @@ def plan_paged(
     last being padding, as are requests without rows; context_lengths [n] are what their last queries see, themselves
     included; table_rows [n] are their rows of block_tables [slots, blocks]. `small`: only the tile for few queries a
     request is used, as befits steps that have no larger ones. `ancestors` [tokens] int64: bit j tells whether a query
-    sees the j-th of its request's own tokens in this step (at most 64), in place of all up to itself.
+    sees the j-th of its request's own tokens in this step (at most 64), in place of all up to itself; -1 leaves it at
+    these. The tokens of a tree count from the one `before` the step's first, and a window counts a query's ancestors,
+    all of which it must hold.
     """
     tuning = tuning or tuning_for(shape.dtype, dim, tokens)
     requests = len(context_lengths)
@@ -92,8 +96,10 @@ def plan_paged(
             tiles * splits,
             block_tables.stride(0),
             longest,
+            before,
             TILE_QUERIES=queries,
             WINDOW=shape.sliding_window or 0,
+            TREE=ancestors is not None,
             FIRST=shape.first,
             KEYS=tile.keys,
             SPLIT_TOKENS=tuning.split_tokens,
@@ -173,7 +179,7 @@ def _counters(device: torch.device) -> Tensor:
 
 
 # Values of every kind come by, and a compilation each would gain nothing.
-@triton.jit(do_not_specialize=["requests", "tokens", "above", "most", "capacity", "table_stride", "longest"])
+@triton.jit(do_not_specialize=["requests", "tokens", "above", "most", "capacity", "table_stride", "longest", "before"])
 def _list_work(
     query_starts: tl.tensor,
     context_lengths: tl.tensor,
@@ -186,8 +192,10 @@ def _list_work(
     capacity: tl.tensor,
     table_stride: tl.tensor,
     longest: tl.tensor,
+    before: tl.tensor,
     TILE_QUERIES: tl.constexpr,
     WINDOW: tl.constexpr,
+    TREE: tl.constexpr,
     FIRST: tl.constexpr,
     KEYS: tl.constexpr,
     SPLIT_TOKENS: tl.constexpr,
@@ -205,7 +213,7 @@ def _list_work(
     contexts = tl.load(context_lengths + every, mask=every < requests, other=0).to(tl.int32)
     span = contexts  # the keys that a tile sees at most
     if WINDOW > 0:
-        span = tl.minimum(span, WINDOW + TILE_QUERIES + KEYS)
+        span = tl.minimum(span, WINDOW + TILE_QUERIES + KEYS + (MOST_OWN + before if TREE else 0))
     size = tl.full([REQUESTS], SPLIT_TOKENS, tl.int32)
     for _ in tl.static_range(16):
         size = tl.where(size * MAX_SPLITS < span, size * 2, size)
@@ -234,7 +242,10 @@ def _list_work(
         count = tl.minimum(own_queries - first, TILE_QUERIES)
         begin = tl.zeros([CHUNK], tl.int32)
         if WINDOW > 0:
-            begin = tl.maximum(step + first - WINDOW + 1, 0) // KEYS * KEYS
+            earliest = step + first
+            if TREE:  # a token of a tree is at most as deep as it is far behind
+                earliest = step - before + tl.maximum(first - MOST_OWN, 0)
+            begin = tl.maximum(earliest - WINDOW + 1, 0) // KEYS * KEYS
         begin += split * own_size
         end = tl.minimum(tl.minimum(step + first + count, longest), begin + own_size)
         if MAX_SPLITS == 1:
@@ -250,7 +261,7 @@ def _list_work(
         tl.store(target + SPLIT * capacity, split, mask=inside)
         tl.store(target + SPLITS * capacity, own_splits + tl.zeros([CHUNK], tl.int32), mask=inside)
         tl.store(target + TILE * capacity, tile_base + tile, mask=inside)
-        tl.store(target + STEP * capacity, step + tl.zeros([CHUNK], tl.int32), mask=inside)
+        tl.store(target + STEP * capacity, step - before + tl.zeros([CHUNK], tl.int32), mask=inside)
     for offset in range(total + request * CHUNK, capacity, (requests + 1) * CHUNK):
         unused = offset + lane
         tl.store(items + QUERIES * capacity + unused, tl.zeros([CHUNK], tl.int32), mask=unused < capacity)
@@ -406,14 +417,15 @@ def _visit(
             scores = bound * (2 * tl.sigmoid(scores * (2 / bound)) - 1)  # bound * tanh(scores / bound)
         if MASKED:
             visible = (key < end)[None, :]
+            visible = visible & (key[None, :] <= positions[:, None])
+            nearest = positions
             if TREE:
                 own = key - step
-                bit = (seen[:, None] >> tl.minimum(tl.maximum(own, 0), 63).to(tl.int64)[None, :]) & 1
+                bit = (seen[:, None] >> tl.minimum(tl.maximum(own, 0), MOST_OWN - 1).to(tl.int64)[None, :]) & 1
                 visible = visible & ((own < 0)[None, :] | (bit == 1))
-            else:
-                visible = visible & (key[None, :] <= positions[:, None])
+                nearest = tl.where(seen == -1, positions, step + _ones(seen) - 1)
             if WINDOW > 0:
-                visible = visible & (key[None, :] > positions[:, None] - WINDOW)
+                visible = visible & (key[None, :] > nearest[:, None] - WINDOW)
             scores = tl.where(visible, scores, float("-inf"))
         higher = tl.maximum(top, tl.max(scores, axis=1))
         # Where masked, a row may not have seen anything yet.
@@ -425,6 +437,17 @@ def _visit(
         top = higher
         block = following
     return top, total, acc
+
+
+@triton.jit
+def _ones(words: tl.tensor) -> tl.tensor:
+    """How many bits of each int64 are set."""
+    pairs = (words & 0x5555555555555555) + ((words >> 1) & 0x5555555555555555)
+    fours = (pairs & 0x3333333333333333) + ((pairs >> 2) & 0x3333333333333333)
+    bytes_ = (fours + (fours >> 4)) & 0x0F0F0F0F0F0F0F0F
+    total = bytes_ + (bytes_ >> 8)
+    total += total >> 16
+    return ((total + (total >> 32)) & 127).to(tl.int32)
 
 
 @triton.jit

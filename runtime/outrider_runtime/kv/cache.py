@@ -17,9 +17,7 @@ class KVCache:
         self.block_size = block_size
         self.dim = config.head_dim
         self.nowhere = num_blocks * block_size  # a slot
-        shape = ((num_blocks + 1) * block_size, config.num_kv_heads, config.head_dim)
+        shape = (config.num_layers, 2, (num_blocks + 1) * block_size, config.num_kv_heads, config.head_dim)
         # Zeros, since attention multiplies what lies beyond a context by nothing, and nothing times NaN is NaN.
-        self.layers = [
-            (torch.zeros(shape, dtype=dtype, device=device), torch.zeros(shape, dtype=dtype, device=device))
-            for _ in range(config.num_layers)
-        ]
+        self.arrays = torch.zeros(shape, dtype=dtype, device=device)
+        self.layers = [(layer[0], layer[1]) for layer in self.arrays]

@@ -124,8 +124,13 @@ def plan_attention(
     block_tables: Tensor,
     block_size: int,
     shape: AttentionShape,
+    ancestors: Tensor | None = None,
+    before: int = 0,
 ) -> tuple[AttentionGroup, ...]:
-    """Which rows of the flattened batch attend together, and to which slots. Made once a step, used by every layer."""
+    """Which rows of the flattened batch attend together, and to which slots. Made once a step, used by every layer.
+
+    `positions` are those of the tokens' KV; `ancestors` and `before` are kernels.attention.plan_paged()'s.
+    """
     first_rows = [0, *accumulate(query_lengths)]
     groups: dict[tuple[int, int], list[int]] = defaultdict(list)
     for request, (queries, context) in enumerate(zip(query_lengths, context_lengths, strict=True)):
@@ -144,11 +149,16 @@ def plan_attention(
         )
         keys = torch.arange(context, device=positions.device)
         tables = block_tables[torch.tensor(members, device=positions.device)]
+        distances, others = positions[rows].unsqueeze(-1) - keys, None
+        if ancestors is not None:
+            trees = [context_lengths[request] - query_lengths[request] - before for request in members]
+            own = keys - torch.tensor(trees, device=positions.device).view(-1, 1, 1)
+            distances, others = _in_trees(distances, own, ancestors[rows].unsqueeze(-1))
         plan.append(
             AttentionGroup(
                 rows=rows,
                 slots=tables[:, keys // block_size] * block_size + keys % block_size,
-                bias=_bias(positions[rows].unsqueeze(-1) - keys, keys < shape.first, shape),
+                bias=_bias(distances, others, keys < shape.first, shape),
                 whole=len(groups) == 1 and rows.numel() == first_rows[-1],
                 softcap=shape.softcap,
             )
@@ -195,10 +205,22 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor, group: AttentionGroup, 
     return unpacked.reshape(requests * queries, heads, dim)
 
 
-def _bias(distance: Tensor, empty: Tensor, shape: AttentionShape) -> Tensor:
+def _in_trees(distances: Tensor, own: Tensor, ancestors: Tensor) -> tuple[Tensor, Tensor]:
+    """How far back keys are along a query's branch, and which are of other branches, each [requests, queries, context].
+
+    `own` [requests, 1, context] says which of its tree's tokens a key is, negative if of none."""
+    bits = torch.arange(64, device=own.device)
+    others = (own >= 0) & ((ancestors >> own.clamp(0, 63)) & 1 == 0)
+    depths = ((ancestors >> bits) & 1).sum(-1, keepdim=True) - 1
+    return torch.where(ancestors == -1, distances, torch.where(others | (own < 0), depths - own, 0)), others
+
+
+def _bias(distance: Tensor, others: Tensor | None, empty: Tensor, shape: AttentionShape) -> Tensor:
     """From [requests, queries, context] distances back, negative for the future. What is `empty`, [context], is seen by
     none but itself: padding needs something to look at."""
     unseen = (distance < 0) | (empty & (distance != 0))
+    if others is not None:
+        unseen |= others
     if shape.sliding_window is not None:
         unseen |= distance >= shape.sliding_window
     bias = torch.zeros(unseen.shape, dtype=shape.dtype, device=unseen.device).masked_fill_(unseen, -torch.inf)

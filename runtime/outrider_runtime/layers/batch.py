@@ -34,11 +34,13 @@ def attention_plan(
     dim: int,
     shape: AttentionShape,
     small: bool,
+    ancestors: Tensor | None = None,
+    before: int = 0,
 ) -> AttentionPlan:
     """For [requests + 1] query starts, [requests] contexts (the step's own tokens included) and rows of the tables.
 
     `tokens` is the batch's width, and `dim` a head's. `small`: no request has more than a few queries. Requests without
-    any are padding, and so are tokens behind the last query.
+    any are padding, and so are tokens behind the last query. `ancestors` and `before` are plan_paged()'s, for trees.
     """
     if query_starts.is_cuda:
         from outrider_runtime.kernels.attention import plan_paged  # Triton, which a CPU does without
@@ -55,6 +57,8 @@ def attention_plan(
                 shape=kind,
                 dim=dim,
                 small=small,
+                ancestors=ancestors,
+                before=before,
             ),
         )
     present = query_starts.diff().nonzero().squeeze(1)
@@ -65,4 +69,7 @@ def attention_plan(
         tables = torch.cat((tables, torch.zeros_like(block_tables[:1], dtype=tables.dtype)))
     spans = [torch.arange(end - length, end) for length, end in zip(lengths, contexts, strict=True)]
     positions = torch.cat(spans).to(query_starts.device)
-    return plan_layers(shape, lambda kind: plan_attention(lengths, contexts, positions, tables, block_size, kind))
+    return plan_layers(
+        shape,
+        lambda kind: plan_attention(lengths, contexts, positions, tables, block_size, kind, ancestors, before),
+    )

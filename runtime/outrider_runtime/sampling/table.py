@@ -88,6 +88,14 @@ class Layout:
         return (self.bad_words + self.words * self.word_length + 1) // 2 * 2  # even: seeds are of two words
 
 
+def reads_text(params: SamplingParams) -> bool:
+    """Whether what the request draws depends on which tokens stand before, not only on how many. In a tree several
+    may stand there; so these requests draft chains."""
+    return bool(
+        params.repetition_penalty != 1 or params.presence_penalty or params.frequency_penalty or params.bad_words
+    )
+
+
 class Settings:
     """Rows of a table, [rows, words] int32, by the names of what is in them; each is [rows]."""
 
@@ -97,6 +105,13 @@ class Settings:
         self.temperature, self.top_p, self.log_min_p = floats[:, 2], floats[:, 3], floats[:, 4]
         self.repetition_penalty, self.presence_penalty, self.frequency_penalty = floats[:, 5:8].unbind(1)
         self.top_k, self.prompt_length, self.min_tokens = rows[:, 8:11].unbind(1)
+        self.bad_words = rows[:, 13]  # their number
+
+    @property
+    def reads_text(self) -> Tensor:
+        """reads_text() of each, bool."""
+        penalised = (self.repetition_penalty != 1) | (self.presence_penalty != 0) | (self.frequency_penalty != 0)
+        return penalised | (self.bad_words > 0)
 
 
 class SamplingTable:

@@ -16,7 +16,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
 from outrider_runtime import kernels
-from outrider_runtime.kernels import activation, attention, ngram, norm, rope, sampling, skinny, step
+from outrider_runtime.kernels import activation, attention, ngram, norm, rope, sampling, skinny, step, tree
 from outrider_runtime.layers.attention import AttentionShape
 from outrider_runtime.sampling.params import SamplingParams
 from outrider_runtime.sampling.table import Mode, SamplingTable
@@ -98,6 +98,7 @@ def attend_all() -> None:
     attend(128, small=False)
     attend(256, small=False, window=512, softcap=50.0)
     attend(64, small=False, ancestors=empty(TOKENS, dtype=torch.int64))
+    attend(128, small=True, window=512, ancestors=empty(TOKENS, dtype=torch.int64))
     attend(64, small=True, dtype=torch.float32)
 
 
@@ -143,6 +144,24 @@ def step_all() -> None:
     ngram.continuations(texts, ints(4), ints(4), 5, 2, 4)
 
 
+def tree_all() -> None:
+    depth, most, at = 5, 63, {"block_size": 16, "nowhere": 1024}
+    texts, tables, parents = ints(SLOTS + 1, WIDTH), ints(SLOTS + 1, WIDTH // 16), ints(SLOTS + 1, most)
+    per_slot, per_request = ints(SLOTS + 1), ints(SLOTS + 1)
+    tree.branches(parents, *[per_request] * 3, ints(TOKENS), ints(TOKENS), depth)
+    tree.frontier(ints(4), tables, ints(4), ints(4), ints(4), 10, 3, **at)
+    ends, nodes = ints(SLOTS), ints(SLOTS, depth)
+    for stands in (None, per_request):
+        results = ints(SLOTS, 3 + most)
+        tree.commit(
+            texts, per_slot, parents, *[per_request] * 4, ints(TOKENS), ints(SLOTS), results, ends, nodes, stands
+        )
+    tree.compact_kv(empty(2, 2, 64, 8, 128), tables, per_request, ends, nodes, 16)
+    tree.compact_rows(empty(TOKENS, 4096), ends, nodes)
+    table = SamplingTable(ints(SLOTS, WIDTH))
+    tree.with_noise(empty(SLOTS, 128_256), ints(SLOTS), ints(SLOTS), table)
+
+
 def forgotten(done: set[str]) -> list[str]:
     """Kernels that were not compiled and that no other one calls."""
     names = [each.name for each in pkgutil.iter_modules(kernels.__path__)]
@@ -155,7 +174,7 @@ def forgotten(done: set[str]) -> list[str]:
 def main() -> str | None:
     compiler = Compiler()
     compiler.install()
-    for part in (attend_all, multiply_all, surround_all, sample_all, step_all):
+    for part in (attend_all, multiply_all, surround_all, sample_all, step_all, tree_all):
         part()
     findings = [*compiler.failures, *(f"{name}: nothing calls it here" for name in forgotten(compiler.done))]
     return "\n".join(findings) or None

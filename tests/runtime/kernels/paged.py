@@ -43,6 +43,7 @@ def make_case(
     block_size: int = 16,
     window: int | None = None,
     softcap: float | None = None,
+    first: int = 0,
     padding: int = 0,
     dtype: torch.dtype = torch.float32,
     device: str = "cpu",
@@ -62,7 +63,7 @@ def make_case(
     return Case(
         list(spans),
         block_size,
-        AttentionShape(shared, window, dtype, softcap=softcap),
+        AttentionShape(shared, window, dtype, softcap=softcap, first=first),
         query,
         keys,
         values,
@@ -71,7 +72,7 @@ def make_case(
     )
 
 
-def planned(case: Case, *, small: bool, ancestors: Tensor | None = None, tuning=None) -> PagedPlan:
+def planned(case: Case, *, small: bool, ancestors: Tensor | None = None, before: int = 0, tuning=None) -> PagedPlan:
     from outrider_runtime.kernels.attention import plan_paged  # once it is settled whether Triton interprets
 
     return plan_paged(
@@ -85,6 +86,7 @@ def planned(case: Case, *, small: bool, ancestors: Tensor | None = None, tuning=
         dim=case.query.shape[-1],
         small=small,
         ancestors=ancestors,
+        before=before,
         tuning=tuning,
     )
 
@@ -93,7 +95,7 @@ def attended(case: Case, plan: PagedPlan) -> Tensor:
     return attend(case.query, case.keys, case.values, plan, case.scale)
 
 
-def expected(case: Case, ancestors: Tensor | None = None) -> Tensor:
+def expected(case: Case, ancestors: Tensor | None = None, before: int = 0) -> Tensor:
     """[tokens, heads, dim] float64; zeros where a query sees nothing."""
     result = torch.zeros(case.query.shape, dtype=torch.float64, device=case.query.device)
     for (queries, context), start, row in zip(case.spans, case.starts, case.table_rows.tolist(), strict=False):
@@ -112,10 +114,14 @@ def expected(case: Case, ancestors: Tensor | None = None) -> Tensor:
         position = (step + torch.arange(queries, device=case.query.device)).unsqueeze(1)
         visible = key <= position
         if ancestors is not None:
-            bits = ancestors[own].unsqueeze(1) >> (key - step).clamp(0, 63) & 1
-            visible = (key < step) | (bits == 1)
+            tree, bits = step - before, torch.arange(64, device=key.device)
+            seen = ancestors[own].unsqueeze(1)
+            visible &= (key < tree) | (seen >> (key - tree).clamp(0, 63) & 1 == 1)
+            depth = (seen >> bits & 1).sum(1, keepdim=True) - 1
+            position = torch.where(seen == -1, position, tree + depth)
         if case.shape.sliding_window is not None:
             visible &= key > position - case.shape.sliding_window
+        visible &= key >= case.shape.first
         weights = scores.masked_fill(~visible, -torch.inf).softmax(-1).nan_to_num()
         result[own] = torch.einsum("hqk,khd->qhd", weights, values)
     return result

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.runtime.kernels.paged import attended, expected, make_case, planned
+from tests.runtime.trees import mask, random_tree
 
 from outrider_runtime.kernels import attention
 from outrider_runtime.layers.attention import Tile, Tuning
@@ -35,11 +37,12 @@ queries_and_context = st.tuples(st.integers(0, 12), st.integers(0, 70)).map(lamb
     window=st.sampled_from([None, None, 1, 40]),
     padding=st.sampled_from([0, 9]),
     small=st.booleans(),
+    first=st.sampled_from([0, 1]),
 )
-def test_whatever_the_lengths(spans, block_size, window, padding, small):
+def test_whatever_the_lengths(spans, block_size, window, padding, small, first):
     if sum(queries for queries, _ in spans) + padding == 0:
         padding = 1
-    check(make_case(spans, block_size=block_size, window=window, padding=padding), small=small)
+    check(make_case(spans, block_size=block_size, window=window, padding=padding, first=first), small=small)
 
 
 @pytest.mark.parametrize(("kv_heads", "shared", "dim"), [(3, 1, 16), (1, 7, 80), (1, 12, 8)])
@@ -90,6 +93,16 @@ def test_a_token_is_verified_to_the_bit_as_it_is_decoded():
         assert torch.equal(attended(decoded, planned(decoded, small=True, tuning=TUNING))[0], result[query])
 
 
+@pytest.mark.parametrize("small", [True, False])
+def test_what_lies_at_an_empty_first_position_is_never_read(small):
+    case = make_case([(1, 90), (2, 3), (40, 70), (3, 34)], first=1)
+    before = check(case, small=small)
+    for row in case.table_rows.tolist():
+        slot = case.block_tables[row, 0] * 16
+        case.keys[slot], case.values[slot] = 1e4, 1e4
+    assert torch.equal(attended(case, planned(case, small=small, tuning=TUNING)), before)
+
+
 def test_a_query_before_the_first_position_sees_nothing():
     case = make_case([(2, 2)])
     case = replace(case, spans=[(2, 1)])
@@ -98,19 +111,35 @@ def test_a_query_before_the_first_position_sees_nothing():
     assert torch.equal(result[1, :2], case.values[case.block_tables[case.table_rows[0], 0] * 16, :1].expand(2, -1))
 
 
+def forest(*tokens: int | None, before: int = 0) -> torch.Tensor:
+    """Ancestors of random trees of so many tokens beside requests without one, None; only those behind `before`."""
+    lots, masks = random.Random(0), []
+    for count in tokens:
+        if count is None:
+            masks.append(-1)
+        else:
+            parents = random_tree(lots, before + count - 1, 5)
+            masks += [mask(parents, number) for number in range(before, before + count)]
+    return torch.tensor(masks)
+
+
+@pytest.mark.parametrize("window", [None, 6])
 @pytest.mark.parametrize("small", [True, False])
-def test_a_tree_sees_its_branches(small):
-    case = make_case([(7, 40), (1, 5), (12, 12)], padding=2)
-    parents = [[-1, 0, 0, 1, 2, 2, 4], [-1], [-1, 0, 0, 0, 1, 2, 3, 3, 4, 4, 8, 9]]
-    masks = []
-    for tree in parents:
-        own: list[int] = []
-        for index, parent in enumerate(tree):
-            own.append(1 << index | (own[parent] if parent >= 0 else 0))
-        masks += own
-    ancestors = torch.tensor([*masks, 0, 0])
+def test_trees_see_their_branches_and_prompts_beside_them_all_before(small, window):
+    """And so do those of more than 64 tokens, though there is no bit for each."""
+    spans = [(7, 40), (1, 5), (64, 66) if small else (70, 80)]
+    case = make_case(spans, window=window, kv_heads=1, shared=1, padding=2)
+    ancestors = torch.cat([forest(7, None), forest(64) if small else torch.full((70,), -1), torch.tensor([0, 0])])
     result = attended(case, planned(case, small=small, ancestors=ancestors, tuning=TUNING))
     torch.testing.assert_close(result.double(), expected(case, ancestors), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("window", [None, 40])
+def test_a_tree_may_have_begun_before_the_step(window):
+    case = make_case([(4, 60), (4, 20)], window=window, kv_heads=1)
+    ancestors = forest(4, 4, before=8)
+    result = attended(case, planned(case, small=True, ancestors=ancestors, before=8, tuning=TUNING))
+    torch.testing.assert_close(result.double(), expected(case, ancestors, 8), rtol=1e-5, atol=1e-5)
 
 
 def test_queries_may_lie_between_keys_and_values():
