@@ -109,7 +109,7 @@ def products(name: str, config: ModelConfig, rows: Iterable[int]) -> None:
                 "down": {"residual": residual},
                 "head": {},
             }[matrix]
-            rule = tiling(outputs, inputs, count, x.dtype, splittable=matrix in ("o", "down", "head"))
+            rule = tiling(outputs, inputs, count, x.dtype, alone=matrix in ("o", "down", "head"))
             library = timed(lambda x=x, ws=weights: [F.linear(x, w) for w in ws]) / copies
             line = [f"library {_speed(library, weights[0])}"]
             for plan in (rule, *_others(rule, few=count <= 16)):

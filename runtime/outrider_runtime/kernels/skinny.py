@@ -34,21 +34,26 @@ class Tiling:
     warps: int
 
 
-def tiling(outputs: int, inputs: int, rows: int, dtype: torch.dtype, splittable: bool) -> Tiling:
-    """For an [outputs, inputs] matrix. About one wave of programs, each with much in flight: more, smaller ones are
-    slower, for every kernel pays a ramp at its start and its end."""
+def tiling(outputs: int, inputs: int, rows: int, dtype: torch.dtype, alone: bool) -> Tiling:
+    """For an [outputs, inputs] matrix; `alone`: no norm is folded in, which each program would do again, and no gate.
+
+    About one wave of programs, each with much in flight: more, smaller ones are slower, for every kernel pays a ramp at
+    its start and its end. Measured on an H200 for Llama-3.1-8B and Llama-3.2-1B by benchmarks/kernels_linear.py.
+    """
     if dtype is torch.float32:  # no tensor cores at full precision: small, to compile and to fit
         return Tiling(32, 32, 1, 2, 4)
-    enough = 96 if splittable else 48  # programs; what cannot be split does with fewer, wider ones
-    width = 128 if outputs >= 96 * 128 else 64 if outputs >= enough * 64 or (splittable and inputs >= 8192) else 32
+    enough = 64 if alone else 48  # programs; where each does more, fewer
+    width = 128 if outputs >= 96 * 128 else 64 if outputs >= enough * 64 or (alone and outputs >= 2048) else 32
     splits = 1
-    while splittable and 2 * splits * triton.cdiv(outputs, width) <= WAVE and inputs // (2 * splits) >= 1024:
+    while (programs := splits * triton.cdiv(outputs, width)) <= WAVE // 2 and (
+        inputs >= 3 * outputs or (inputs // splits <= 2048 and inputs // splits >= 1024)
+    ):
         splits *= 2
     if width == 128:
-        return Tiling(128, 128, splits, 3, 8)
+        return Tiling(128, 128, splits, 5 if rows <= 8 else 3, 8)
     if rows > 16:
         return Tiling(width, 128, splits, 4, 4)
-    return Tiling(width, 256, splits, 4, 4)
+    return Tiling(width, 256, splits, 3 if splits >= 4 else 4, 4)
 
 
 def product(
@@ -73,7 +78,7 @@ def product(
     if rows > MAX_ROWS:
         raise ValueError(f"{rows} rows; a skinny product takes at most {MAX_ROWS}")
     outputs = weight.shape[0] // 2 if gated else weight.shape[0]
-    plan = plan or tiling(weight.shape[0], inputs, rows, x.dtype, splittable=norm is None and not gated)
+    plan = plan or tiling(weight.shape[0], inputs, rows, x.dtype, alone=norm is None and not gated)
     tiles = triton.cdiv(outputs, plan.width // 2 if gated else plan.width)
     if plan.splits > 1 and tiles > MAX_TILES:
         raise ValueError(f"{tiles} tiles of a split product; at most {MAX_TILES}")

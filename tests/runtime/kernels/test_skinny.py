@@ -81,22 +81,22 @@ def test_rows_do_not_change_one_another():
 
 
 @pytest.mark.parametrize(
-    ("outputs", "inputs", "splittable", "width", "splits"),
+    ("outputs", "inputs", "alone", "width", "splits"),
     [
         (6144, 4096, False, 64, 1),  # Llama-3.1-8B: qkv
-        (4096, 4096, True, 32, 1),  # o
+        (4096, 4096, True, 64, 1),  # o
         (28672, 4096, False, 128, 1),  # gate and up
         (4096, 14336, True, 64, 2),  # down
         (128256, 4096, True, 128, 1),  # head
-        (3072, 2048, False, 64, 1),  # Llama-3.2-1B: qkv
-        (2048, 2048, True, 32, 2),  # o
+        (3072, 2048, False, 64, 2),  # Llama-3.2-1B: qkv
+        (2048, 2048, True, 64, 4),  # o
         (16384, 2048, False, 128, 1),  # gate and up
         (2048, 8192, True, 64, 4),  # down
         (61, 32, True, 32, 1),
     ],
 )
-def test_a_tiling_is_about_one_wave_of_large_programs(outputs, inputs, splittable, width, splits):
-    plan = tiling(outputs, inputs, 5, torch.bfloat16, splittable)
+def test_a_tiling_is_about_one_wave_of_large_programs(outputs, inputs, alone, width, splits):
+    plan = tiling(outputs, inputs, 5, torch.bfloat16, alone)
     assert (plan.width, plan.splits) == (width, splits)
 
 
