@@ -26,8 +26,11 @@ def update_tables(state: DeviceState, feed: Feed) -> None:
         state.block_tables[feed.update_slots, feed.update_indices] = feed.update_blocks
 
 
-def gather_batch(state: DeviceState, feed: Feed, cache: KVCache, shape: AttentionShape, *, small: bool) -> Batch:
-    """The feed's tokens as a model takes them, drafts included. `small`: no request brings more than a few."""
+def gather_batch(
+    state: DeviceState, feed: Feed, cache: KVCache, shape: AttentionShape, *, small: bool, narrow: bool = False
+) -> Batch:
+    """The feed's tokens as a model takes them, drafts included. `small`: no request brings more than a few; `narrow`:
+    not more than two."""
     token_ids, positions, slots, contexts = gathered(state, feed, cache)
     plan = attention_plan(
         feed.query_starts,
@@ -39,6 +42,7 @@ def gather_batch(state: DeviceState, feed: Feed, cache: KVCache, shape: Attentio
         dim=cache.dim,
         shape=shape,
         small=small,
+        narrow=narrow,
     )
     return Batch(token_ids, positions, slots, plan)
 
@@ -110,6 +114,7 @@ def tail_batch(
         dim=cache.dim,
         shape=shape,
         small=True,
+        narrow=count <= 2,
     )
     return Batch(token_ids, positions, places, plan), contexts
 

@@ -28,22 +28,26 @@ ROW, QUERIES, POSITION, BEGIN, END, TABLE, SPLIT, SPLITS, TILE, STEP = (tl.const
 def tuning_for(dtype: torch.dtype, dim: int, tokens: int) -> Tuning:
     """For a batch of `tokens`. Measured on an H200 by benchmarks/kernels_attention.py.
 
-    64 rows are the fewest that Hopper's asynchronous tensor-core instructions take; decoding fills few of them and
-    has the time, since it waits for memory. Each part of a context costs about 5 us of filling its pipeline and being
-    combined, so contexts are split only as far as a batch of that width needs to keep all processors busy. float32 is
-    for tests: no tensor cores, so small tiles.
+    64 rows are the fewest that Hopper's asynchronous tensor-core instructions take. The narrow tile uses the older
+    ones, and has room for twice as many programs a processor to wait for memory. Each part of a context costs about
+    5 us of filling its pipeline and being combined, so contexts are split only as far as a batch of that width needs to
+    keep all processors busy. float32 is for tests: no tensor cores, so small tiles.
     """
     if dtype is torch.float32:
         tile = Tile(rows=16, keys=32, stages=2, warps=4, per_processor=2)
-        return Tuning(small=tile, large=tile, small_queries=32, split_tokens=128, max_splits=16)
+        return Tuning(narrow=tile, small=tile, large=tile, small_queries=32, split_tokens=128, max_splits=16)
     if dim > 128:
+        narrow = Tile(rows=16, keys=32, stages=2, warps=4, per_processor=2)
         small = Tile(rows=64, keys=32, stages=2, warps=4, per_processor=2)
         large = Tile(rows=128, keys=32, stages=3, warps=8, per_processor=1)
     else:
+        narrow = Tile(rows=16, keys=32, stages=3, warps=4, per_processor=4)
+        if dim <= 64:
+            narrow = Tile(rows=16, keys=64, stages=3, warps=2, per_processor=4)
         small = Tile(rows=64, keys=64, stages=3, warps=4, per_processor=2)
         large = Tile(rows=128, keys=64, stages=3, warps=8, per_processor=1)
     split_tokens, max_splits = next(split for most, *split in SPLITTING if tokens <= most)
-    return Tuning(small, large, small_queries=64, split_tokens=split_tokens, max_splits=max_splits)
+    return Tuning(narrow, small, large, small_queries=64, split_tokens=split_tokens, max_splits=max_splits)
 
 
 def plan_paged(
@@ -57,6 +61,7 @@ def plan_paged(
     shape: AttentionShape,
     dim: int,
     small: bool,
+    narrow: bool = False,
     ancestors: Tensor | None = None,
     before: int = 0,
     tuning: Tuning | None = None,
@@ -66,15 +71,16 @@ def plan_paged(
     For n requests, int32 all: query_starts [n + 1] are their first rows in the batch of `tokens` rows, those behind the
     last being padding, as are requests without rows; context_lengths [n] are what their last queries see, themselves
     included; table_rows [n] are their rows of block_tables [slots, blocks]. `small`: only the tile for few queries a
-    request is used, as befits steps that have no larger ones. `ancestors` [tokens] int64: bit j tells whether a query
-    sees the j-th of its request's own tokens in this step (at most 64), in place of all up to itself; -1 leaves it at
-    these. The tokens of a tree count from the one `before` the step's first, and a window counts a query's ancestors,
-    all of which it must hold.
+    request is used, as befits steps that have no larger ones; `narrow`: the one for a query or two. `ancestors`
+    [tokens] int64: bit j tells whether a query sees the j-th of its request's own tokens in this step (at most 64), in
+    place of all up to itself; -1 leaves it at these. The tokens of a tree count from the one `before` the step's first,
+    and a window counts a query's ancestors, all of which it must hold.
     """
     tuning = tuning or tuning_for(shape.dtype, dim, tokens)
     requests = len(context_lengths)
     lists = []
-    bounds = [(tuning.small, 0, tokens if small else tuning.small_queries)]
+    small = small or narrow
+    bounds = [(tuning.narrow if narrow else tuning.small, 0, tokens if small else tuning.small_queries)]
     if not small:
         bounds.append((tuning.large, tuning.small_queries, tokens))
     longest = block_tables.shape[1] * block_size
@@ -299,18 +305,14 @@ def _attention(
     row = tl.arange(0, ROWS)
     column = tl.arange(0, DIM_PADDED)
     work = tl.program_id(0)
-    queries = tl.load(items + QUERIES * capacity + work // KV_HEADS)
+    queries, first_row, position, begin, end, table_row, step = _item(items, capacity, work, KV_HEADS)
     while queries > 0:
         item = items + work // KV_HEADS
         kv_head = work % KV_HEADS
+        table = block_tables + table_row
         work += tl.num_programs(0)
-        following = tl.load(items + QUERIES * capacity + work // KV_HEADS, mask=work < capacity * KV_HEADS, other=0)
-        first_row = tl.load(item + ROW * capacity)
-        position = tl.load(item + POSITION * capacity)
-        begin = tl.load(item + BEGIN * capacity)
-        end = tl.load(item + END * capacity)
-        table = block_tables + tl.load(item + TABLE * capacity)
-        step = tl.load(item + STEP * capacity)
+        # Known before it is needed, so that no item begins with waiting for what it is about.
+        following = _item(items, capacity, work, KV_HEADS)
 
         live = row < queries * SHARED
         token_head = (first_row + row // SHARED).to(tl.int64) * HEADS + kv_head * SHARED + row % SHARED
@@ -361,7 +363,25 @@ def _attention(
                         out, parts, weights, first_row, queries, kv_head, splits,
                         SHARED, HEADS, DIM, DIM_PADDED, MAX_SPLITS,
                     )  # fmt: skip
-        queries = following
+        queries, first_row, position, begin, end, table_row, step = following
+
+
+@triton.jit
+def _item(
+    items: tl.tensor, capacity: tl.tensor, work: tl.tensor, KV_HEADS: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    """Queries, first row, position, begin, end, table and step; no queries behind the last item."""
+    item = items + work // KV_HEADS
+    there = work < capacity * KV_HEADS
+    return (
+        tl.load(item + QUERIES * capacity, mask=there, other=0),
+        tl.load(item + ROW * capacity, mask=there, other=0),
+        tl.load(item + POSITION * capacity, mask=there, other=0),
+        tl.load(item + BEGIN * capacity, mask=there, other=0),
+        tl.load(item + END * capacity, mask=there, other=0),
+        tl.load(item + TABLE * capacity, mask=there, other=0),
+        tl.load(item + STEP * capacity, mask=there, other=0),
+    )
 
 
 @triton.jit
@@ -411,8 +431,9 @@ def _visit(
         else:
             k = tl.load(keys + place)
             v = tl.load(values + place)
-        scores = tl.dot(tile, tl.trans(k), input_precision="ieee") * scale
+        scores = tl.dot(tile, tl.trans(k), input_precision="ieee")
         if SOFTCAP > 0:
+            scores *= scale
             bound = SOFTCAP * LOG2_E
             scores = bound * (2 * tl.sigmoid(scores * (2 / bound)) - 1)  # bound * tanh(scores / bound)
         if MASKED:
@@ -427,10 +448,12 @@ def _visit(
             if WINDOW > 0:
                 visible = visible & (key[None, :] > nearest[:, None] - WINDOW)
             scores = tl.where(visible, scores, float("-inf"))
-        higher = tl.maximum(top, tl.max(scores, axis=1))
+        highest = tl.max(scores, axis=1)
+        higher = tl.maximum(top, highest if SOFTCAP > 0 else highest * scale)
         # Where masked, a row may not have seen anything yet.
         finite = tl.where(higher == float("-inf"), 0.0, higher) if MASKED else higher
-        shares = tl.exp2(scores - finite[:, None])
+        # Scaled on the way, in one instruction.
+        shares = tl.exp2(scores - finite[:, None] if SOFTCAP > 0 else scores * scale - finite[:, None])
         fade = tl.exp2(top - finite)
         total = total * fade + tl.sum(shares, axis=1)
         acc = tl.dot(shares.to(v.dtype), v, acc * fade[:, None], input_precision="ieee")

@@ -61,10 +61,12 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """Requests of up to `small_queries` queries take the small tile, and their contexts are split: into parts of
-    `split_tokens`, doubled until there are at most `max_splits`. What is split the same way has the same result to the
-    bit, whatever else is in the batch."""
+    """Requests of up to `small_queries` queries take the small tile, or, in steps without any of more than two, the
+    narrow one, and their contexts are split: into parts of `split_tokens`, doubled until there are at most
+    `max_splits`. What has the same tile and is split the same way has the same result to the bit, whatever else is in
+    the batch."""
 
+    narrow: Tile
     small: Tile
     large: Tile
     small_queries: int

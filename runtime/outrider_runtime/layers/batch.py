@@ -34,13 +34,15 @@ def attention_plan(
     dim: int,
     shape: AttentionShape,
     small: bool,
+    narrow: bool = False,
     ancestors: Tensor | None = None,
     before: int = 0,
 ) -> AttentionPlan:
     """For [requests + 1] query starts, [requests] contexts (the step's own tokens included) and rows of the tables.
 
-    `tokens` is the batch's width, and `dim` a head's. `small`: no request has more than a few queries. Requests without
-    any are padding, and so are tokens behind the last query. `ancestors` and `before` are plan_paged()'s, for trees.
+    `tokens` is the batch's width, and `dim` a head's. `small`: no request has more than a few queries; `narrow`:
+    not even more than two. Requests without any are padding, and so are tokens behind the last query. `ancestors` and
+    `before` are plan_paged()'s, for trees.
     """
     if query_starts.is_cuda:
         from outrider_runtime.kernels.attention import plan_paged  # Triton, which a CPU does without
@@ -57,6 +59,7 @@ def attention_plan(
                 shape=kind,
                 dim=dim,
                 small=small,
+                narrow=narrow,
                 ancestors=ancestors,
                 before=before,
             ),

@@ -17,7 +17,7 @@ from outrider_runtime.layers.attention import Tile, Tuning
 
 SMALL = Tile(rows=8, keys=16, stages=2, warps=4, per_processor=2)
 LARGE = Tile(rows=32, keys=16, stages=2, warps=4, per_processor=2)
-TUNING = Tuning(small=SMALL, large=LARGE, small_queries=6, split_tokens=32, max_splits=4)
+TUNING = Tuning(narrow=SMALL, small=SMALL, large=LARGE, small_queries=6, split_tokens=32, max_splits=4)
 
 
 def check(case, *, small=False, tolerance=1e-5):
