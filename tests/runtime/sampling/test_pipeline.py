@@ -1,95 +1,17 @@
-"""Sampling follows the distribution that all parameters of a request leave, row by row."""
+"""Each row is drawn for itself, by the one rule. That draws follow their distribution is held in ../losslessness."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.runtime.sampling.distribution import CASES, EOS, GREEDY, LOGITS, PLAIN, TEXT, VOCAB
 
 from outrider_runtime.sampling.noise import gumbel
-from outrider_runtime.sampling.params import SamplingParams
 from outrider_runtime.sampling.pipeline import Row, sample
-
-VOCAB = 12
-EOS = (2,)
-PLAIN = SamplingParams(max_tokens=10)
-GREEDY = replace(PLAIN, temperature=0.0)
-
-
-def expected_distribution(logits: list[float], row: Row) -> list[float]:
-    """One row, in plain Python, from the definitions."""
-    params = row.params
-    generated = [*row.tokens[row.prompt_length :], *row.drafted]
-    for token, bias in params.logit_bias:
-        logits[token] += bias
-    for token in {*row.tokens, *row.drafted}:
-        penalty = params.repetition_penalty
-        logits[token] = logits[token] / penalty if logits[token] > 0 else logits[token] * penalty
-    for token in set(generated):
-        logits[token] -= params.frequency_penalty * generated.count(token) + params.presence_penalty
-    if len(generated) < params.min_tokens:
-        for token in {*params.stop_token_ids, *(() if params.ignore_eos else EOS)}:
-            logits[token] = -math.inf
-    for *begun, token in params.bad_words:
-        if generated[len(generated) - len(begun) :] == begun:
-            logits[token] = -math.inf
-    weights = [math.exp(value / params.temperature) for value in logits]
-    order = sorted(range(VOCAB), key=lambda token: -weights[token])
-    if params.top_k:
-        order = order[: params.top_k]
-    total = sum(weights[token] for token in order)
-    kept, mass = [], 0.0
-    for token in order:
-        if kept and (mass / total >= params.top_p or weights[token] < params.min_p * weights[order[0]]):
-            break
-        kept.append(token)
-        mass += weights[token]
-    return [weights[token] / mass if token in kept else 0.0 for token in range(VOCAB)]
-
-
-CASES = {
-    "softmax": PLAIN,
-    "warm": replace(PLAIN, temperature=1.7),
-    "cold": replace(PLAIN, temperature=0.4),
-    "top-k": replace(PLAIN, top_k=4),
-    "top-k of more than there are": replace(PLAIN, top_k=100),
-    "top-p": replace(PLAIN, top_p=0.7),
-    "top-p of next to nothing": replace(PLAIN, top_p=1e-9),
-    "top-k, then top-p": replace(PLAIN, top_k=5, top_p=0.8, temperature=1.5),
-    "min-p": replace(PLAIN, min_p=0.3),
-    "top-p, then min-p": replace(PLAIN, top_p=0.95, min_p=0.2, temperature=2.0),
-    "bias": replace(PLAIN, logit_bias=((0, 2.0), (5, -1.5), (11, -100.0)), repetition_penalty=1.3),
-    "bad words": replace(PLAIN, bad_words=((9,), (1, 8, 3), (5, 8, 4), (8, 0), (7, 8, 5, 5, 1, 8, 2))),
-    "penalties": replace(PLAIN, frequency_penalty=0.7, presence_penalty=-0.5, repetition_penalty=1.4),
-    "penalties, then the rest": replace(PLAIN, frequency_penalty=0.9, top_k=6, top_p=0.9, temperature=0.8),
-    "min_tokens": replace(PLAIN, min_tokens=9, stop_token_ids=(3, 4)),
-    "min_tokens, EOS ignored": replace(PLAIN, min_tokens=9, stop_token_ids=(3, 4), ignore_eos=True),
-    "min_tokens reached": replace(PLAIN, min_tokens=5, stop_token_ids=(3, 4)),
-}
-LOGITS = [1.5 * math.sin(5 * token + 1) for token in range(VOCAB)]
-TEXT = [5, 6, 7, 8, 5, 5]
-DRAFTED = [1, 8]
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_draws_follow_the_distribution(case):
-    """Chi-squared over 20,000 seeds, at p = 0.0001."""
-    draws = 20_000
-    rows = [Row(CASES[case], seed, TEXT, 3, DRAFTED) for seed in range(draws)]
-    tokens = sample(torch.tensor(LOGITS).expand(draws, -1), rows, EOS)
-    observed = torch.bincount(tokens, minlength=VOCAB).tolist()
-    expected = [draws * share for share in expected_distribution(list(LOGITS), rows[0])]
-    possible = [token for token in range(VOCAB) if expected[token] > 0]
-    assert sum(observed[token] for token in possible) == draws
-    statistic = sum((observed[token] - expected[token]) ** 2 / expected[token] for token in possible)
-    degrees = len(possible) - 1
-    # Wilson and Hilferty's normal approximation of the quantile
-    bound = degrees * (1 - 2 / (9 * degrees) + 3.72 * math.sqrt(2 / (9 * degrees))) ** 3 if degrees else 0
-    assert statistic <= bound
 
 
 def test_the_token_is_the_one_that_maximises_log_probability_and_noise():

@@ -1,0 +1,90 @@
+"""Verifiers and noises that are wrong, each in one way: what the checks must reject."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from outrider_runtime.engine.feed import Feed
+from outrider_runtime.engine.state import DeviceState
+from outrider_runtime.sampling import noise
+from outrider_runtime.speculation import verify
+
+Walk = Callable[[DeviceState, Feed, Tensor, Tensor, Tensor, Tensor | None], None]
+
+walk, random_words = verify.walk, noise.random_words
+
+
+def accepts_one_too_many(
+    state: DeviceState, feed: Feed, sampled: Tensor, meant: Tensor, results: Tensor, stands: Tensor | None
+) -> None:
+    before = state.tokens.clone(), state.lengths.clone()
+    walk(state, feed, sampled, meant, results, stands)
+    emitted = results[:, 0].clone()
+    state.tokens.copy_(before[0])
+    state.lengths.copy_(before[1])
+    walk(state, feed, sampled, meant, results, torch.cat((emitted, emitted[:1])))  # one of them is the target's own
+
+
+def accepts_all(
+    state: DeviceState, feed: Feed, sampled: Tensor, meant: Tensor, results: Tensor, stands: Tensor | None
+) -> None:
+    walk(state, feed, sampled, meant, results, feed.drafts)
+
+
+def emits_the_draft_that_differs(
+    state: DeviceState, feed: Feed, sampled: Tensor, meant: Tensor, results: Tensor, stands: Tensor | None
+) -> None:
+    tokens, lengths, slots = state.tokens.clone(), state.lengths.clone(), feed.slots[:-1].long()
+    walk(state, feed, sampled, meant, results, stands)
+    accepted = (results[:, 0] - 1).clamp(min=0)
+    places = lengths[slots] + accepted
+    refused = (accepted < feed.drafts[:-1]) & (results[:, 0] > 0)
+    draft = tokens[slots, places.long()]
+    columns = (2 + accepted).long().unsqueeze(1)
+    emitted = torch.where(refused, draft, results.gather(1, columns).squeeze(1))
+    results.scatter_(1, columns, emitted.unsqueeze(1))
+    state.tokens[slots[refused], places[refused].long()] = draft[refused]
+
+
+def emits_the_token_behind_the_next_draft(
+    state: DeviceState, feed: Feed, sampled: Tensor, meant: Tensor, results: Tensor, stands: Tensor | None
+) -> None:
+    """Looks one row too far."""
+    walk(state, feed, sampled.roll(-1), meant, results, stands)
+
+
+VERIFIERS: dict[str, Walk] = {
+    "accepts one too many": accepts_one_too_many,
+    "accepts all": accepts_all,
+    "emits the draft that differs": emits_the_draft_that_differs,
+    "emits the token behind the next draft": emits_the_token_behind_the_next_draft,
+}
+
+
+def _leaning(seeds: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
+    words = random_words(seeds, positions, vocab_size)
+    words[:, 0] = (words[:, 0].double() * 0.97).long()  # less is a larger noise
+    return words
+
+
+def _deaf(seeds: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
+    return random_words(seeds, positions * 0, vocab_size)
+
+
+def _coarse(seeds: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
+    return random_words(seeds, positions, vocab_size) >> 26 << 26
+
+
+def _alternating(seeds: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
+    return random_words(seeds, positions // 2, vocab_size)
+
+
+WORDS = {
+    "leans to a token": _leaning,
+    "does not know the position": _deaf,
+    "has six bits": _coarse,
+    "is the same for two positions": _alternating,
+}
