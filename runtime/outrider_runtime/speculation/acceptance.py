@@ -9,6 +9,9 @@ seen to differ (empirical Bayes): among equals, noise is not taken for character
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,28 +33,43 @@ SMOOTHING = 8.0  # trials for which a position takes after the one before it
 WIDEST = 4.0  # shift of the log odds
 
 
+class _Pooled(NamedTuple):
+    chances: Floats  # [length]
+    sums: Floats  # [2, length + 1] of the first positions' chances and variances
+
+
 class Acceptance:
     """Slots are small integers, one for each running request; `length` is the longest draft."""
 
     def __init__(self, slots: int, length: int) -> None:
         self.trials = 0  # of the first position, ever
-        self._mean = np.full(length, INITIAL)
-        self._mass = np.ones(length)
+        # By position. Plain lists: there are a few, and arrays of so few cost more.
+        self._mean = [INITIAL] * length
+        self._mass = [1.0] * length
         # Of each slot, forgetting: positions that stood, that were expected to, their count, and variance (with the
         # weights once and squared).
         self._slots = np.zeros((5, slots))
         self._surplus = self._variance = 0.0  # of the last few steps
         self._spread = 0.0  # variance of the requests' log odds
         self._last = -math.inf
+        self._pooled: _Pooled | None = None  # until more is known
 
     def pooled(self) -> Floats:
         """That draft j stands given that j - 1 did, [length]."""
-        chances = np.empty(len(self._mean))
-        before = float(self._mean[0])
-        for index, (mean, mass) in enumerate(zip(self._mean.tolist(), self._mass.tolist(), strict=True)):
-            before = (mass * mean + SMOOTHING * before) / (mass + SMOOTHING)
-            chances[index] = before
-        return np.asarray(np.clip(chances, 0.005, 0.995))
+        return self._smoothed().chances
+
+    def _smoothed(self) -> _Pooled:
+        if self._pooled is None:
+            chances = []
+            before = self._mean[0]
+            for mean, mass in zip(self._mean, self._mass, strict=True):
+                before = (mass * mean + SMOOTHING * before) / (mass + SMOOTHING)
+                chances.append(min(max(before, 0.005), 0.995))
+            found = np.array(chances)
+            sums = np.zeros((2, len(chances) + 1))
+            np.cumsum((found, found * (1.0 - found)), axis=1, out=sums[:, 1:])
+            self._pooled = _Pooled(found, sums)
+        return self._pooled
 
     def shifts(self, slots: Ints) -> Floats:
         """By how much each request's log odds differ from the pool's."""
@@ -66,56 +84,64 @@ class Acceptance:
 
     def observe(self, slots: Ints, drafted: Ints, accepted: Ints, now: float, *, probe: bool) -> None:
         """A step's verifications; `now` is monotonic. Slots that drafted nothing may be there."""
-        some = drafted > 0
-        if not some.any():
+        if not drafted.all():
+            some = drafted > 0
+            slots, drafted, accepted = slots[some], drafted[some], accepted[some]
+        if not len(slots):
             return
-        slots, drafted, accepted = slots[some], drafted[some], accepted[some]
         elapsed = min(max(now - self._last, 0.0), 60.0)
         self._last = now
         reached = np.minimum(accepted + 1, drafted)
-        length = len(self._mean)
-        trials, successes = _at_least(reached, length), _at_least(accepted, length)
-        self.trials += int(trials[0])
+        trials, successes = _at_least(reached, len(self._mean)), _at_least(accepted, len(self._mean))
+        self.trials += trials[0]
         self._watch(trials, successes)
-        kept = self._mass * math.exp(-elapsed / POOL_SECONDS)
-        kept = np.maximum(kept, np.minimum(self._mass, LEAST_TRIALS if probe else POOL_TRIALS))
-        kept = np.minimum(kept, PROBED_TRIALS) if probe else kept
-        kept = np.where(trials > 0, kept, self._mass * math.exp(-elapsed / UNSEEN_SECONDS))
-        self._mean = (kept * self._mean + successes) / np.maximum(kept + trials, 1e-9)
-        self._mass = kept + trials
+        fading, unseen = math.exp(-elapsed / POOL_SECONDS), math.exp(-elapsed / UNSEEN_SECONDS)
+        for index, (tried, stood, mass) in enumerate(zip(trials, successes, self._mass, strict=True)):
+            if tried:
+                kept = max(mass * fading, min(mass, LEAST_TRIALS if probe else POOL_TRIALS))
+                kept = min(kept, PROBED_TRIALS) if probe else kept
+                self._mean[index] = (kept * self._mean[index] + stood) / (kept + tried)
+                self._mass[index] = kept + tried
+            else:
+                self._mass[index] = mass * unseen
+        self._pooled = None
         self._observe_slots(slots, reached, accepted, elapsed)
 
     def forget(self, slot: int) -> None:
         """Its request has ended."""
         self._slots[:, slot] = 0.0
 
-    def _watch(self, trials: Floats, successes: Floats) -> None:
+    def _watch(self, trials: Sequence[int], successes: Sequence[int]) -> None:
         """Where the last steps cannot be luck, what was learned before them hardly counts any more."""
-        chances = np.clip(self.pooled(), 0.05, 0.95)
-        self._surplus = RECENT * self._surplus + float((successes - trials * chances).sum())
-        self._variance = RECENT**2 * self._variance + float((trials * chances * (1.0 - chances)).sum())
+        self._surplus *= RECENT
+        self._variance *= RECENT**2
+        for chance, tried, stood in zip(self.pooled().tolist(), trials, successes, strict=True):
+            chance = min(max(chance, 0.05), 0.95)
+            self._surplus += stood - tried * chance
+            self._variance += tried * chance * (1.0 - chance)
         if abs(self._surplus) > CHANGED * math.sqrt(self._variance):
-            self._mass = np.minimum(self._mass, CHANGED_TRIALS)
+            self._mass = [min(mass, CHANGED_TRIALS) for mass in self._mass]
+            self._pooled = None
             self._surplus = self._variance = 0.0
 
     def _observe_slots(self, slots: Ints, reached: Ints, accepted: Ints, elapsed: float) -> None:
-        chances = self.pooled()
-        expected = np.concatenate([[0.0], np.cumsum(chances)])[reached]
-        variance = np.concatenate([[0.0], np.cumsum(chances * (1.0 - chances))])[reached]
+        expected, variance = self._smoothed().sums[:, reached]
         kept = math.exp(-elapsed / REQUEST_SECONDS)
-        self._slots[:4] *= kept
-        self._slots[4] *= kept**2
-        self._slots[:, slots] += np.stack([accepted, expected, reached, variance, variance])
-        stood, usual, _, weight, noise = self._slots[:, slots]
+        self._slots *= kept
+        self._slots[4] *= kept
+        own = self._slots[:, slots]
+        own += (accepted, expected, reached, variance, variance)
+        self._slots[:, slots] = own
+        stood, usual, _, weight, noise = own
         surplus = stood - usual
         surplus -= weight * (surplus.sum() / weight.sum())  # a change of all is the pool's to learn
         # What chance alone gives, and as much again as it could by luck, is no difference.
         luck = 1.0 + 3.0 * math.sqrt(2.0 / len(slots))
-        spread = float((surplus**2).sum() - luck * noise.sum()) / max(float((weight**2).sum()), 1e-9)
-        follow = 1.0 - math.exp(-elapsed / REQUEST_SECONDS)
-        self._spread += follow * (min(max(spread, 0.0), 9.0) - self._spread)
+        spread = float(surplus @ surplus - luck * noise.sum()) / max(float(weight @ weight), 1e-9)
+        self._spread += (1.0 - kept) * (min(max(spread, 0.0), 9.0) - self._spread)
 
 
-def _at_least(counts: Ints, length: int) -> Floats:
+def _at_least(counts: Ints, length: int) -> list[int]:
     """How many of them reach 1, 2, … length."""
-    return np.bincount(counts, minlength=length + 1)[: length + 1][::-1].cumsum()[::-1][1:].astype(np.float64)
+    by_count = np.bincount(counts, minlength=length + 1).tolist()
+    return list(accumulate(by_count[length:0:-1]))[::-1]

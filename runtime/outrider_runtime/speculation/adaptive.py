@@ -32,6 +32,7 @@ BREAK_EVEN_GAIN = 1.03
 TRIALS_TO_KNOW = 32  # of the first position
 SPEEDUP_SECONDS = 1.0  # over which it is averaged
 REFRESH_SECONDS = 1.0  # of the break-even
+KEPT_SECONDS = 0.02  # for which a choice stands unexamined, while as many requests decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,16 @@ class Decision:
     turns: int  # of the draft loop: a captured length, or 0 when nothing of the draft runs
     follows: bool  # the draft reads the step's prompts too
     shape: StepShape  # for observe(), with what the step took
+
+
+@dataclass(slots=True)
+class _Kept:
+    """A choice that stands for a few steps."""
+
+    conditions: tuple[int, int, int, Captured]
+    until: float
+    lengths: Ints  # [slots]; those of requests that were not there are its longest
+    steps: int = 1  # that it has stood for
 
 
 class Adaptive:
@@ -79,6 +90,7 @@ class Adaptive:
         self._speedup: float | None = None
         self._break_even: tuple[float, int | None] | None = None
         self._last = -math.inf
+        self._kept: _Kept | None = None
 
     @property
     def expected(self) -> int:
@@ -99,7 +111,7 @@ class Adaptive:
         if longest == 0:
             self._length, self._speedup = 0, 1.0
         if longest == 0 or count == 0:
-            decision = self._decision(decoding, nothing, nothing, 0, prompt_tokens)
+            decision = self._decision(decoding, nothing, nothing, prompt_tokens)
         elif self._free:
             return self._adapt(decoding, uniform(decoding.caps, longest), longest, prompt_tokens, now)
         else:
@@ -146,11 +158,16 @@ class Adaptive:
         before = np.cumsum(gaps[order]) - gaps[order]
         reads = np.zeros(len(caps), dtype=np.int64)
         reads[order] = np.clip(self._most_reads(prompt_tokens) - before, 0, gaps[order])
-        lengths = self.table.draft_lengths
-        turns = int(lengths[np.searchsorted(lengths, caps.max(initial=1))])
-        return self._decision(decoding, caps, reads, turns, prompt_tokens)
+        return self._decision(decoding, caps, reads, prompt_tokens)
 
     def _adapt(self, decoding: Decoding, caps: Ints, longest: int, prompt_tokens: int, now: float) -> Decision:
+        behind = (decoding.missed > 0) & (caps > 0)
+        conditions = len(caps), prompt_tokens, longest, self.captured
+        if self._stands(conditions, now) and (not self._length or not behind.any()):
+            assert self._kept is not None
+            self._kept.steps += 1
+            lengths = np.minimum(self._kept.lengths[decoding.slots], caps)
+            return self._carried_out(decoding, caps, lengths, np.zeros_like(caps), longest, prompt_tokens)
         chances, shifts = self._acceptance.pooled()[:longest], self._acceptance.shifts(decoding.slots)
         grid = self.table.grid(prompt_tokens, int(decoding.contexts.sum()), float(decoding.contexts.mean()))
 
@@ -159,7 +176,6 @@ class Adaptive:
             return allocation, allocation.offers(grid, self.captured, prompt_tokens, longest)
 
         missed = decoding.missed
-        behind = (missed > 0) & (caps > 0)
         allocation, offered = offers(caps)
         reads = np.zeros(len(caps), dtype=np.int64)
         if behind.any():
@@ -183,10 +199,25 @@ class Adaptive:
         else:
             wish = self._settled(offered, len(caps))
         self._account(offered[0], wish, now)
+        lengths = allocation.lengths(wish)
+        by_slot = np.full(self._max_concurrency, wish.length)
+        by_slot[decoding.slots] = lengths
+        self._kept = _Kept(conditions, now + KEPT_SECONDS, by_slot)
+        return self._carried_out(decoding, caps, lengths, reads, longest, prompt_tokens)
+
+    def _stands(self, conditions: tuple[int, int, int, Captured], now: float) -> bool:
+        kept = self._kept
+        if kept is None or now >= kept.until:
+            return False
+        return kept.conditions[:3] == conditions[:3] and kept.conditions[3] is conditions[3]
+
+    def _carried_out(
+        self, decoding: Decoding, caps: Ints, lengths: Ints, reads: Ints, longest: int, prompt_tokens: int
+    ) -> Decision:
         if not self._length:
             self.effective_tokens = 0.0
             return self._probe(decoding, caps, longest, prompt_tokens)
-        decision = self._decision(decoding, allocation.lengths(wish), reads, wish.length, prompt_tokens)
+        decision = self._decision(decoding, lengths, reads, prompt_tokens)
         self._took(decision)
         return decision
 
@@ -198,7 +229,8 @@ class Adaptive:
         current = next((offer for offer in offers if offer.length == self._length), None)
         if current is not None and best is not current:
             gain = best.rate / current.rate - 1.0 - MARGIN
-            self._regret = max(0.0, self._regret + gain * current.seconds)
+            steps = 1 if self._kept is None else self._kept.steps
+            self._regret = max(0.0, self._regret + gain * current.seconds * steps)
             if self._regret < max(REGRET_SECONDS / math.sqrt(count), REGRET_STEPS * current.seconds):
                 return current
         if best.length != self._length:
@@ -255,7 +287,7 @@ class Adaptive:
     def _probe(self, decoding: Decoding, caps: Ints, longest: int, prompt_tokens: int) -> Decision:
         """Plain decoding, and now and then a few drafts to see how they fare."""
         nothing = np.zeros(len(caps), dtype=np.int64)
-        plain = self._decision(decoding, nothing, nothing, 0, prompt_tokens)
+        plain = self._decision(decoding, nothing, nothing, prompt_tokens)
         if self._probe_credit <= 0.0 or self._probe_credit < 0.9 * self._probe_price or not caps.any():
             return plain
         gap = np.where(caps > 0, decoding.missed, np.iinfo(np.int64).max)
@@ -266,7 +298,7 @@ class Adaptive:
 
         def probe(length: int) -> tuple[float, Decision]:
             turns = longest_captured(self.captured, len(members), length)
-            decision = self._decision(decoding, chosen * uniform(caps, turns), reads, turns, prompt_tokens)
+            decision = self._decision(decoding, chosen * uniform(caps, turns), reads, prompt_tokens)
             return self.table.seconds(decision.shape) - self.table.seconds(plain.shape), decision
 
         price, decision = probe(1)
@@ -281,11 +313,11 @@ class Adaptive:
         self._probes += 1
         return decision
 
-    def _decision(self, decoding: Decoding, lengths: Ints, reads: Ints, turns: int, prompt_tokens: int) -> Decision:
+    def _decision(self, decoding: Decoding, lengths: Ints, reads: Ints, prompt_tokens: int) -> Decision:
         lengths = np.where(decoding.missed > reads, 0, lengths)
         drafting = lengths > 0
         requests, rows = int(drafting.sum()), len(lengths) + int(lengths.sum())
-        turns = self._turns(int(lengths.max(initial=0)), requests, turns)
+        turns = self._turns(int(lengths.max(initial=0)), requests)
         shape = StepShape(
             tokens=rows + prompt_tokens,
             rows=rows,
@@ -311,14 +343,15 @@ class Adaptive:
         """That a step has room for, beside its prompts."""
         return max(0, int(self.table.token_buckets[-1]) - (prompt_tokens if self._follows else 0))
 
-    def _turns(self, needed: int, requests: int, offered: int) -> int:
-        """The shortest captured loop that drafts as much."""
+    def _turns(self, needed: int, requests: int) -> int:
+        """The shortest captured loop that drafts as much; without any, the shortest."""
         if needed == 0:
             return 0
         captured = self.captured
         bucket = min(int(np.searchsorted(captured.requests, requests)), len(captured.requests) - 1)
-        enough = captured.loops_ready[:, bucket] & (captured.lengths >= needed)
-        return int(captured.lengths[enough.argmax()]) if enough.any() else offered
+        first = int(np.searchsorted(captured.lengths, needed))
+        ready = captured.loops_ready[first:, bucket]
+        return int(captured.lengths[first + int(ready.argmax())])
 
     def _find_break_even(self, context: float) -> int | None:
         longest = replace(self.policy, mode="Auto", state="Active").allowed_tokens(self._deepest)
