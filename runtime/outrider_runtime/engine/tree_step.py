@@ -19,16 +19,17 @@ from outrider_runtime.speculation.expansion import Frontier
 
 
 def place_trees(state: DeviceState, slots: Tensor, first: Tensor, drafts: Tensor, parents: Tensor) -> None:
-    """Write drafts and their parents, [rows, state's tree_tokens] int32 each, behind the texts in `slots` [rows], from
-    position `first` [rows] on."""
+    """Write drafts and their parents, [rows, drafts] int32 each, behind the texts in `slots` [rows], from position
+    `first` [rows] on."""
     place(state, slots, first, drafts)
-    state.parents[slots] = parents
+    state.parents[slots, : parents.shape[1]] = parents
 
 
 def gather_tree_batch(
     state: DeviceState, feed: Feed, cache: KVCache, shape: AttentionShape, *, small: bool, depth: int
-) -> Batch:
-    """device_step.gather_batch() of a feed whose drafts form trees, none of them deeper than `depth`."""
+) -> tuple[Batch, Tensor]:
+    """device_step.gather_batch() of a feed whose drafts form trees, none deeper than `depth`; and the positions of the
+    tokens' KV, [T] int32, which after verification are those of the tokens that stand."""
     token_ids, places, slots, contexts = gathered(state, feed, cache)
     positions, ancestors = branches(state, feed, places, depth)
     plan = attention_plan(
@@ -43,7 +44,7 @@ def gather_tree_batch(
         small=small,
         ancestors=ancestors,
     )
-    return Batch(token_ids, positions, slots, plan)
+    return Batch(token_ids, positions, slots, plan), places
 
 
 def branches(state: DeviceState, feed: Feed, positions: Tensor, depth: int) -> tuple[Tensor, Tensor]:

@@ -29,8 +29,6 @@ class DynamicTree:
                 f"tree.maxTokens is {self.max_tokens}; with topK {self.top_k} and numSpeculativeTokens {self.depth} "
                 f"it must be from {self.reach}, which the draft reads while the tree grows, to {MOST_TOKENS}"
             )
-        if self.max_tokens > self.candidates:
-            raise TreeError(f"tree.maxTokens is {self.max_tokens}; such a tree has at most {self.candidates} tokens")
 
     @property
     def reach(self) -> int:
@@ -38,8 +36,9 @@ class DynamicTree:
         return (self.depth - 1) * self.top_k
 
     @property
-    def candidates(self) -> int:
-        return self.top_k + self.reach * self.top_k
+    def sizes(self) -> tuple[int, ...]:
+        proposed = (self.top_k * (1 + (turns - 1) * self.top_k) for turns in range(1, self.depth + 1))
+        return (0, *(min(self.max_tokens, each) for each in proposed))
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +84,7 @@ class Expansion:
         return Frontier(self._tokens[-1].gather(1, best).to(torch.int32), sources, self._ancestors)
 
     def best(self) -> tuple[Tensor, Tensor]:
-        """The drafts and their parents, [n, max_tokens] int32 each, numbered as tree.py says.
+        """The drafts and their parents, [n, tree.sizes[turns]] int32 each, numbered as tree.py says.
 
         Confidences are at most 0, so none is more confident than its parent, which has the lower number: sorted by
         both, parents come first, and no draft is without its own.

@@ -59,7 +59,7 @@ class Machine:
 
     def verify(self, feed: Feed) -> None:
         shape = self.model.attention_shape
-        batch = gather_tree_batch(self.state, feed, self.cache, shape, small=True, depth=DEPTH)
+        batch, _ = gather_tree_batch(self.state, feed, self.cache, shape, small=True, depth=DEPTH)
         hidden = self.model(batch, self.cache).clone()
         slots, positions = feed.slots[feed.owners[feed.rows]], batch.positions[feed.rows] + 1
         sampled = sample(self.model.logits(hidden[feed.rows]), slots, positions, self.table, Mode.NOISE)

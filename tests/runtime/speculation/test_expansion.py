@@ -22,7 +22,7 @@ shapes = st.tuples(st.integers(1, 4), st.integers(1, 4), st.integers(0, 20)).map
 
 def _between(top_k: int, depth: int, more: int) -> int:
     reach = (depth - 1) * top_k
-    return min(max(1, reach) + more, top_k + reach * top_k)
+    return max(1, reach) + more
 
 
 def draft(path: tuple[int, ...], seed: int) -> torch.Tensor:
@@ -64,7 +64,7 @@ def grown(tree: DynamicTree, seeds: list[int], chains: list[bool]) -> list[list[
                 assert bits >> turn * tree.top_k == 1 << rank
                 assert bin(bits).count("1") == len(path)
     drafts, parents = expansion.best()
-    assert drafts.shape == parents.shape == (len(seeds), tree.max_tokens)
+    assert drafts.shape == parents.shape == (len(seeds), tree.sizes[-1])
     results = []
     for row in range(len(seeds)):
         branches: list[tuple[int, ...]] = [()]
@@ -101,6 +101,11 @@ def test_a_confident_draft_goes_deep_and_a_doubtful_one_wide():
     assert deep[0] > deep[1]
 
 
+def test_its_size_is_bounded_by_what_is_proposed_and_by_what_is_asked():
+    assert DynamicTree(top_k=4, depth=4, max_tokens=25).sizes == (0, 4, 20, 25, 25)
+    assert DynamicTree(top_k=2, depth=1, max_tokens=9).sizes == (0, 2)
+
+
 def test_of_equals_parents_come_first():
     """A draft that is certain makes children exactly as confident as their parents."""
     tree = DynamicTree(top_k=2, depth=3, max_tokens=5)
@@ -118,7 +123,6 @@ def test_of_equals_parents_come_first():
     [
         (10, 5, 39, "maxTokens is 39; with topK 10 and numSpeculativeTokens 5 it must be from 40.* to 63"),
         (10, 5, 64, "maxTokens is 64; .* to 63"),
-        (2, 1, 3, "maxTokens is 3; such a tree has at most 2 tokens"),
     ],
 )
 def test_what_cannot_grow_is_refused(top_k, depth, max_tokens, message):
