@@ -27,7 +27,7 @@ PROBE_REQUESTS = 4
 DEEP_PROBES = 8  # one in so many looks further than the first position
 CATCH_UP_SHARE = 0.015  # of the time, to read what the draft missed, and half of what drafting gains
 CATCH_UP_CREDIT = 0.03  # seconds, the most saved up
-CATCH_UP_TOKENS = 256  # read at least so many at once: fewer cost a draft model the same
+MANY_READS = 1024  # as cheap as can be, each
 BREAK_EVEN_GAIN = 1.03
 TRIALS_TO_KNOW = 32  # of the first position
 SPEEDUP_SECONDS = 1.0  # over which it is averaged
@@ -70,8 +70,17 @@ class _Kept:
 class Adaptive:
     """Of one method. Not thread-safe. `now` is monotonic seconds, everywhere."""
 
-    def __init__(self, table: CostTable, policy: Policy, *, max_concurrency: int, reads_prompts: bool = False) -> None:
-        """`reads_prompts`: the method has a KV of its own, which prompts fill too unless the policy forbids it."""
+    def __init__(
+        self,
+        table: CostTable,
+        policy: Policy,
+        *,
+        max_concurrency: int,
+        reads_prompts: bool = False,
+        sizes: Sequence[int] | None = None,
+    ) -> None:
+        """`reads_prompts`: the method has a KV of its own, which prompts fill too unless the policy forbids it. `sizes`
+        are its trees' (tree.py), whose turns are what lengths count; by default it drafts chains."""
         self.table = table
         self.policy = policy
         self.captured = Captured.all(table.token_buckets, table.request_buckets, table.draft_lengths)  # for decide()
@@ -79,6 +88,7 @@ class Adaptive:
         self._max_concurrency = max_concurrency
         self._reads_prompts = reads_prompts
         self._deepest = int(table.draft_lengths[-1])
+        self._sizes = np.array(range(self._deepest + 1) if sizes is None else sizes, dtype=np.int64)
         self._acceptance = Acceptance(max_concurrency, self._deepest)
         self._length: int | None = None  # in force: turns of the loop
         self._regret = 0.0
@@ -172,7 +182,7 @@ class Adaptive:
         grid = self.table.grid(prompt_tokens, int(decoding.contexts.sum()), float(decoding.contexts.mean()))
 
         def offers(caps: Ints) -> tuple[Allocation, list[Offer]]:
-            allocation = Allocation(chances, shifts, caps)
+            allocation = Allocation(chances, shifts, caps, np.diff(self._sizes)[:longest])
             return allocation, allocation.offers(grid, self.captured, prompt_tokens, longest)
 
         missed = decoding.missed
@@ -253,7 +263,8 @@ class Adaptive:
             self._probe_credit = min(self._probe_credit + elapsed * PROBE_SHARE, max(self._probe_price, 0.01))
 
     def _seconds_per_read(self) -> float:
-        return self.table.read_seconds(4 * CATCH_UP_TOKENS) / (4 * CATCH_UP_TOKENS)
+        """In a chunk of many."""
+        return float(self.table.read_seconds(MANY_READS)) / MANY_READS
 
     def _catch_up(self, gaps: Ints, needed: int, ready: Mask, most: int, rate: Callable[[Mask], float]) -> Ints:
         """Positions to read in this step, `most` at most, the shortest gaps first; `rate` is of the requests that may
@@ -265,8 +276,8 @@ class Adaptive:
         order = np.argsort(np.where(gaps > 0, gaps, np.iinfo(np.int64).max), kind="stable")[: max(0, needed)]
         order = order[gaps[order] > 0]
         if not self._catching_up:
-            sums = np.maximum(np.cumsum(gaps[order]), CATCH_UP_TOKENS)
-            affordable = int((sums * self._seconds_per_read() <= self._catch_up_credit).sum())
+            prices = self.table.read_seconds(np.cumsum(gaps[order]).astype(np.float64))
+            affordable = int((prices <= self._catch_up_credit).sum())
             if affordable == 0 or (affordable < len(order) and self._catch_up_credit < 0.95 * CATCH_UP_CREDIT):
                 return reads
             able = ready.copy()
@@ -278,7 +289,7 @@ class Adaptive:
         total = int(gaps[chosen].sum())
         budget = min(total, most)
         if budget:
-            self._catch_up_credit -= max(budget, CATCH_UP_TOKENS) * self._seconds_per_read()
+            self._catch_up_credit -= float(self.table.read_seconds(budget))
             reads[chosen] = np.clip(budget - (np.cumsum(gaps[chosen]) - gaps[chosen]), 0, gaps[chosen])
         if budget == total or self._catch_up_credit < -CATCH_UP_CREDIT:
             self._catching_up = 0
@@ -316,7 +327,7 @@ class Adaptive:
     def _decision(self, decoding: Decoding, lengths: Ints, reads: Ints, prompt_tokens: int) -> Decision:
         lengths = np.where(decoding.missed > reads, 0, lengths)
         drafting = lengths > 0
-        requests, rows = int(drafting.sum()), len(lengths) + int(lengths.sum())
+        requests, rows = int(drafting.sum()), len(lengths) + int(self._sizes[lengths].sum())
         turns = self._turns(int(lengths.max(initial=0)), requests)
         shape = StepShape(
             tokens=rows + prompt_tokens,
@@ -365,7 +376,7 @@ class Adaptive:
         tokens = np.concatenate([[1.0], 1.0 + np.cumsum(np.cumprod(self._acceptance.pooled()))])  # by length
 
         def rates(length: int, draft: Floats | float) -> Floats:
-            sizes = counts * (1 + length)
+            sizes = counts * (1 + self._sizes[length])
             bucket = np.minimum(np.searchsorted(table.token_buckets, sizes), len(table.token_buckets) - 1)
             seconds = grid.target[bucket] + attention + draft
             return np.where(sizes <= table.token_buckets[bucket], counts * tokens[length] / seconds, 0.0)

@@ -58,7 +58,8 @@ class _Cell(NamedTuple):
     level: int
     position: int
     able: int  # requests that may draft so far
-    survival: float
+    width: int  # drafts of each there: more than one in a tree, none where a tree grows no further
+    survival: float  # of one of them
 
 
 class _Edge(NamedTuple):
@@ -74,11 +75,13 @@ class _Use(NamedTuple):
 
 
 class Allocation:
-    """One step's requests, [n] each: shift of the log odds from the pool's, and most tokens they may draft."""
+    """One step's requests, [n] each: shift of the log odds from the pool's, and most turns they may draft."""
 
-    def __init__(self, chances: Floats, shifts: Floats, caps: Ints) -> None:
-        """`chances` are the pool's conditional acceptance by position, up to the longest draft thought of."""
+    def __init__(self, chances: Floats, shifts: Floats, caps: Ints, widths: Ints | None = None) -> None:
+        """`chances` are the pool's conditional acceptance by position, up to the longest draft thought of; `widths` are
+        how many drafts there are at each, one by default."""
         depth = len(chances)
+        widths = np.ones(depth, dtype=np.int64) if widths is None else widths
         self._count = len(caps)
         self._caps = np.minimum(caps, depth)
         if shifts.any():
@@ -91,7 +94,8 @@ class Allocation:
         able = by_cap.reshape(len(values), depth + 1)[:, ::-1].cumsum(axis=1)[:, ::-1][:, 1:]
         # The likeliest draft first: a level's positions stay in order.
         order = np.argsort(-survival, axis=None, kind="stable")
-        columns = [order // depth, order % depth + 1, able.ravel()[order], survival.ravel()[order]]
+        position = order % depth
+        columns = [order // depth, position + 1, able.ravel()[order], widths[position], survival.ravel()[order]]
         self._cells = [_Cell(*cell) for cell in zip(*(column.tolist() for column in columns), strict=True) if cell[2]]
 
     def offers(self, grid: Grid, captured: Captured, prompt_tokens: int, longest: int) -> list[Offer]:
@@ -129,16 +133,14 @@ class Allocation:
         left = offer.drafts
         whole = np.zeros(int(self._level.max(initial=0)) + 1, dtype=np.int64)
         for cell in self._cells:
-            if left <= 0:
-                break
             if cell.position > offer.length:
                 continue
-            if cell.able > left:
-                some = np.flatnonzero((self._level == cell.level) & (self._caps >= cell.position))[:left]
-                given[some] = 1
+            if cell.able * cell.width > left:
+                some = np.flatnonzero((self._level == cell.level) & (self._caps >= cell.position))
+                given[some[: left // cell.width]] = 1
                 break
             whole[cell.level] = cell.position
-            left -= cell.able
+            left -= cell.able * cell.width
         return np.minimum(whole[self._level], self._caps) + given
 
 
@@ -158,14 +160,16 @@ def _uses(cells: Iterable[_Cell], edges: Sequence[_Edge]) -> Iterator[_Use]:
     """The likeliest drafts up to each edge, and all of them."""
     drafts, expected, requests, reached = 0, 0.0, 0, 0
     for cell in cells:
-        while reached < len(edges) and edges[reached].room <= drafts + cell.able:
-            edge, part = edges[reached], edges[reached].room - drafts
+        while reached < len(edges) and edges[reached].room < drafts + cell.able * cell.width:
+            edge = edges[reached]
+            part = (edge.room - drafts) // cell.width
             first = part if cell.position == 1 else 0
-            yield _Use(edge.room, expected + part * cell.survival, requests + first, edge.bucket)
+            if used := drafts + part * cell.width:
+                yield _Use(used, expected + part * cell.survival, requests + first, edge.bucket)
             reached += 1
         if reached == len(edges):
             return
-        drafts += cell.able
+        drafts += cell.able * cell.width
         expected += cell.able * cell.survival
         requests += cell.able if cell.position == 1 else 0
     if drafts:

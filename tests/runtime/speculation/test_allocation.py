@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -28,8 +30,9 @@ def make_grid(per_token: float, per_turn: float) -> Grid:
     )
 
 
-def seconds(lengths: list[int], turns: int, grid: Grid) -> float:
-    tokens = next(index for index, bucket in enumerate(TOKENS) if bucket >= len(lengths) + sum(lengths))
+def seconds(lengths: list[int], turns: int, grid: Grid, sizes: Sequence[int] = range(5)) -> float:
+    drafts = sum(sizes[length] for length in lengths)
+    tokens = next(index for index, bucket in enumerate(TOKENS) if bucket >= len(lengths) + drafts)
     took = float(grid.target[tokens]) + grid.attention
     drafting = sum(length > 0 for length in lengths)
     if drafting:
@@ -66,6 +69,19 @@ def test_no_length_for_all_beats_the_offers_and_the_offers_are_what_they_say(mem
     for length in LENGTHS:
         uniform = [min(cap, length) for cap in caps]
         assert expected(uniform, shifts) / seconds(uniform, length, grid) <= best * (1 + 1e-9)
+
+
+@given(members, st.sampled_from([(0, 2, 4, 5, 6), (0, 3, 7, 7, 7)]), st.sampled_from([0.001, 0.02, 0.3]))
+def test_turns_of_trees_take_room_for_all_their_drafts(members, sizes, per_token):
+    shifts, caps = [shift for shift, _ in members], [cap for _, cap in members]
+    grid = make_grid(per_token, 0.02)
+    allocation = Allocation(CHANCES, np.array(shifts, dtype=float), np.array(caps), np.diff(sizes))
+    offers = allocation.offers(grid, all_captured(), 0, 4)
+    for offer in offers:
+        lengths = allocation.lengths(offer).tolist()
+        assert sum(sizes[length] for length in lengths) == offer.drafts
+        assert expected(lengths, shifts) / seconds(lengths, offer.length, grid, sizes) == pytest.approx(offer.rate)
+    assert len(offers) > 1 or not any(caps)
 
 
 def test_who_is_likelier_to_be_right_drafts_more():
