@@ -7,19 +7,20 @@ import sys
 import time
 from functools import partial
 
+import openai
 from localcluster.progress import elapsed
 
 from . import chat, images, install, models
 from .chat import Answer
 from .cluster import Cluster, choose
-from .kubectl import Kubectl, is_true, stands_at
-from .load import Load
+from .kubectl import Kubectl, condition, is_true, stands_at
+from .load import COPYING, Load
 from .steps import ROOT, StepError, step
 from .story import Story, speculation
 
 SAMPLES = ROOT / "manifests/samples"
 OBJECTS = {"demo": SAMPLES / "demo.yaml", "demo-ngram": SAMPLES / "demo-ngram.yaml"}
-IN_FLIGHT = 8  # requests of the load: twice the demo object's disableAtConcurrency
+IN_FLIGHT = 8  # requests of the load: twice the disableAtConcurrency of demo-ngram
 KUBECTL = "hack/cluster/cluster kubectl"
 OPERATOR_LOGS = f"{KUBECTL} -n {install.NAMESPACE} logs {install.OPERATOR}"
 
@@ -36,9 +37,10 @@ def main(arguments: list[str]) -> int:
     kubectl = cluster.kubectl
     serve(cluster)
     with cluster.reach(kubectl, "demo") as url, cluster.reach(kubectl, "demo-ngram") as ngram_url:
-        ask(url)
+        plain = ask(kubectl, url)
+        draft(kubectl, url, plain)
         copy(ngram_url)
-        saturate(kubectl, url)
+        saturate(kubectl, ngram_url)
     remove = REMOVE_LOCAL if cluster.local else REMOVE_FOREIGN
     print(AFTERWORD.format(elapsed=elapsed(time.monotonic() - began), remove=remove))
     return 0
@@ -88,27 +90,59 @@ def ready(kubectl: Kubectl, name: str) -> tuple[bool | None, str]:
     return (True if is_true(obj, "Ready") else None), f"{name}: {stands_at(obj, 'Ready')}"
 
 
-def ask(url: str) -> None:
-    """One question, streamed with speculation, then asked again without: the same text."""
+def ask(kubectl: Kubectl, url: str) -> Answer:
+    """One question, streamed, in mode Auto: the runtime finds that this draft does not pay, and status says so."""
     service = chat.client(url)
-    with step("question", [f"{KUBECTL} logs deployment/demo"]):
+    with step("question", [f"{KUBECTL} logs deployment/demo"]) as now:
         chat.await_endpoints(service)
         print(f"\n> {chat.QUESTION}\n")
         answer = chat.ask(service, "demo", chat.QUESTION, max_tokens=64, show=show)
-        plain = chat.ask(service, "demo", chat.QUESTION, max_tokens=64, speculative=False)
+        print("\n")
+        now.wait("told in status", partial(traffic_seen, kubectl), 90)
+        found = condition(kubectl.get("specm", "demo"), "SpeculationActive")
+        print(f"""  SpeculationActive is {found["status"]}, {found["reason"]}: {found["message"]}.
+  The draft is the target's own copy with its weights rounded to 4 bits, as large as the target, so on a CPU it saves
+  passes through the target and no time. Mode Auto decodes plainly: it drafted {answer.drafted} tokens to look again.
+""")
+    return answer
+
+
+def traffic_seen(kubectl: Kubectl) -> tuple[bool | None, str]:
+    obj = kubectl.get("specm", "demo")
+    reason = condition(obj, "SpeculationActive").get("reason")
+    return (None if reason in (None, "Pending", "NoTraffic") else True), stands_at(obj, "SpeculationActive")
+
+
+def draft(kubectl: Kubectl, url: str, plain: Answer) -> None:
+    """The same question in mode Enabled, which drafts whether it pays or not: the same text in fewer passes."""
+    service = chat.client(url)
+    change_mode = partial(kubectl, "patch", "specm", "demo", "--type=merge", "--patch")
+    print("$ kubectl patch specm demo --type=merge --patch " + f"'{mode('Enabled')}'")
+    with step("drafting", [f"{KUBECTL} describe specm demo", f"{KUBECTL} logs deployment/demo"]) as now:
+        change_mode(mode("Enabled"))
+        now.wait("the pod is told", partial(drafts, service), 60)
+        answer = chat.ask(service, "demo", chat.QUESTION, max_tokens=64)
+        change_mode(mode("Auto"))
         if answer.text != plain.text:
-            raise StepError(f"speculation changed the answer; without it:\n{plain.text}")
+            raise StepError(f"speculation changed the answer; with it:\n{answer.text}")
         if not answer.accepted:
             raise StepError(f"no drafted token was accepted, of {answer.drafted}")
+        now.done("the same pod drafts, nothing was restarted")
     print(f"""
-
-  plain greedy decoding gives the same text: {plain.tokens} tokens, {plain.forwards} passes through the target
-  speculative decoding: {answer.tokens} tokens, {answer.forwards} passes ({per_token(answer)} a token); \
+  mode Auto gave the same text: {plain.tokens} tokens, {plain.forwards} passes through the target
+  mode Enabled: {answer.tokens} tokens, {answer.forwards} passes ({per_token(answer)} a token); \
 {answer.accepted} of {answer.drafted} drafted tokens accepted ({answer.accepted / answer.drafted:.0%})
-
-  The draft is the target's own copy with its weights rounded to 4 bits, so it is as large as the target. On a
-  CPU it therefore saves passes through the target, not time: a real draft is ten times smaller than its target.
 """)
+
+
+def mode(name: str) -> str:
+    return f'{{"spec": {{"speculativeDecoding": {{"mode": "{name}"}}}}}}'
+
+
+def drafts(service: openai.OpenAI) -> tuple[bool | None, str]:
+    """Whether a request that drafting would help is drafted for."""
+    answer = chat.ask(service, "demo", chat.QUESTION, max_tokens=8)
+    return (True if answer.accepted else None), f"{answer.drafted} tokens drafted"
 
 
 def per_token(answer: Answer) -> str:
@@ -141,15 +175,16 @@ def copy(url: str) -> None:
 def saturate(kubectl: Kubectl, url: str) -> None:
     """More requests than speculation pays for, then fewer: status tells what the operator does about it."""
     service = chat.client(url)
-    print(f"{IN_FLIGHT} requests at a time, twice what the object calls saturated, then none:\n")
-    story = Story(kubectl, "demo")
-    with step("saturation", [f"{KUBECTL} describe specm demo", OPERATOR_LOGS]) as now:
+    print(f"{IN_FLIGHT} requests at a time, twice what demo-ngram calls saturated, then none:\n")
+    story = Story(kubectl, "demo-ngram")
+    with step("saturation", [f"{KUBECTL} describe specm demo-ngram", OPERATOR_LOGS]) as now:
         story.until(now, "Active", lambda obj: speculation(obj)[0] == "Active", 60)
-        with Load(service, "demo", IN_FLIGHT) as load:
+        with Load(service, "demo-ngram", IN_FLIGHT, questions=COPYING) as load:
             story.until(now, "Suspended", lambda obj: speculation(obj) == ("Suspended", "Saturated"), 90)
         story.until(now, "Active again", lambda obj: speculation(obj)[0] == "Active", 90)
     print(f"\n  requests of the load: {dict(load.outcomes) or 'all cancelled when it ended'}")
-    print(f"\n$ kubectl events --for specm/demo\n{kubectl('events', '--for', 'specm/demo')}")
+    events = ("events", "--for", "specm/demo-ngram")
+    print(f"\n$ kubectl {' '.join(events)}\n{kubectl(*events)}")
 
 
 AFTERWORD = """

@@ -4,19 +4,31 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Sequence
 from types import TracebackType
 
 import openai
 
+from . import chat
+
 QUESTIONS = ("Tell me a long story about a lighthouse.", "Explain how bread is made, step by step.",
              "Describe a walk through a forest.", "Write a letter to a friend about the sea.")  # fmt: skip
+COPYING = tuple(chat.COPYING.replace("numbers", name) for name in ("prices", "lengths", "scores", "weights"))
 
 
 class Load:
     """`concurrency` threads that each ask one question after another until the block ends."""
 
-    def __init__(self, service: openai.OpenAI, model: str, concurrency: int, max_tokens: int = 200) -> None:
+    def __init__(
+        self,
+        service: openai.OpenAI,
+        model: str,
+        concurrency: int,
+        max_tokens: int = 200,
+        questions: Sequence[str] = QUESTIONS,
+    ) -> None:
         self._service, self._model, self._max_tokens = service, model, max_tokens
+        self._questions = questions
         self._stop = threading.Event()
         self._threads = [threading.Thread(target=self._work, args=(n,), daemon=True) for n in range(concurrency)]
         self.outcomes: Counter[str] = Counter()  # "answered", or the name of what went wrong
@@ -36,7 +48,7 @@ class Load:
             try:
                 stream = self._service.chat.completions.create(
                     model=self._model,
-                    messages=[{"role": "user", "content": QUESTIONS[number % len(QUESTIONS)]}],
+                    messages=[{"role": "user", "content": self._questions[number % len(self._questions)]}],
                     max_tokens=self._max_tokens,
                     seed=number,
                     stream=True,

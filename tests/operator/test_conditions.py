@@ -450,6 +450,12 @@ def test_a_lull_right_after_a_restart_is_no_proof_of_no_traffic():
     )
 
 
+def test_requests_that_draft_nothing_after_no_traffic_are_said_at_once():
+    found = Situation(did=Did(running=1, drafting=False), periods=2)
+    found.before(("SpeculationActive", "Unknown", "NoTraffic"))
+    assert found.says("SpeculationActive") == ("False", "NoGain")
+
+
 def test_a_status_of_another_version_is_read_as_far_as_it_is_known():
     situation = Situation(DRAFTED).before(("DraftReady", "Maybe", "Newfangled"))
     situation.samples = {}

@@ -73,13 +73,13 @@ def _drafting(facts: Facts) -> Verdict | None:
 
 
 def _not_drafting(facts: Facts) -> Verdict | None:
-    """Nothing drafted, or nothing to draft for: said only once a whole window shows it, or nothing was said before."""
+    """Nothing drafted, or nothing to draft for: said only once a whole window shows it, or nothing was drafted before."""
     if not facts.view.ready:
         return Verdict(Status.UNKNOWN, Reason.PENDING, "no replica is ready")
     if not facts.view.measurable or facts.report.running is None:
         return None
     before = find(facts.observed.model.status, ConditionType.SPECULATION_ACTIVE).get("reason")
-    if facts.view.window(REPORT_WINDOW) is None and before not in (None, Reason.PENDING):
+    if facts.view.window(REPORT_WINDOW) is None and before not in (None, Reason.PENDING, Reason.NO_TRAFFIC):
         return None
     if facts.report.traffic:
         return Verdict(Status.FALSE, Reason.NO_GAIN, "the runtimes draft nothing: plain decoding is faster now")
