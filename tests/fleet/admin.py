@@ -49,8 +49,9 @@ class AdminPorts:
         self._clock, self._port = clock, port
         self._served: dict[str, Served] = {}
         self._sites: dict[str, web.TCPSite] = {}
-        network = f"127.{random.randint(1, 250)}.{random.randint(0, 250)}"  # runs side by side must not meet
-        self._addresses = (f"{network}.{n}" for n in itertools.count(1))
+        network = f"127.{random.randint(1, 250)}"  # runs side by side must not meet
+        first = random.randrange(50_000)
+        self._addresses = (f"{network}.{n // 250}.{n % 250 + 1}" for n in itertools.count(first))
         application = web.Application(client_max_size=64 * 1024)
         application.router.add_route("GET", "/v1/speculation", self._get)
         application.router.add_route("PUT", "/v1/speculation", self._put)
