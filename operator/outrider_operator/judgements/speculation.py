@@ -73,7 +73,7 @@ def _drafting(facts: Facts) -> Verdict | None:
 
 
 def _not_drafting(facts: Facts) -> Verdict | None:
-    """Nothing drafted, or nothing to draft for: said only once a whole window shows it, or nothing was drafted before."""
+    """Nothing drafted, or nothing to draft for: said only once a whole window shows it, unless nothing was before."""
     if not facts.view.ready:
         return Verdict(Status.UNKNOWN, Reason.PENDING, "no replica is ready")
     if not facts.view.measurable or facts.report.running is None:
