@@ -27,7 +27,7 @@ PROBE_REQUESTS = 4
 DEEP_PROBES = 8  # one in so many looks further than the first position
 CATCH_UP_SHARE = 0.015  # of the time, to read what the draft missed, and half of what drafting gains
 CATCH_UP_CREDIT = 0.03  # seconds, the most saved up
-CATCH_UP_TOKENS = 256  # read at least so many at once: fewer cost a draft model the same
+MANY_READS = 1024  # as cheap as can be, each
 BREAK_EVEN_GAIN = 1.03
 TRIALS_TO_KNOW = 32  # of the first position
 SPEEDUP_SECONDS = 1.0  # over which it is averaged
@@ -253,7 +253,7 @@ class Adaptive:
         elapsed = min(max(now - self._last, 0.0), 1.0) if self._last > -math.inf else 0.0
         self._last = now
         ratio = chosen.rate / plain.rate
-        if self._speedup is None and self._acceptance.trials >= TRIALS_TO_KNOW:
+        if self._speedup is None and (not chosen.length or self._acceptance.trials >= TRIALS_TO_KNOW):
             self._speedup = ratio
         if self._speedup is not None:
             self._speedup += (1.0 - math.exp(-elapsed / SPEEDUP_SECONDS)) * (ratio - self._speedup)
@@ -263,7 +263,8 @@ class Adaptive:
             self._probe_credit = min(self._probe_credit + elapsed * PROBE_SHARE, max(self._probe_price, 0.01))
 
     def _seconds_per_read(self) -> float:
-        return self.table.read_seconds(4 * CATCH_UP_TOKENS) / (4 * CATCH_UP_TOKENS)
+        """In a chunk of many."""
+        return float(self.table.read_seconds(MANY_READS)) / MANY_READS
 
     def _catch_up(self, gaps: Ints, needed: int, ready: Mask, most: int, rate: Callable[[Mask], float]) -> Ints:
         """Positions to read in this step, `most` at most, the shortest gaps first; `rate` is of the requests that may
@@ -275,8 +276,8 @@ class Adaptive:
         order = np.argsort(np.where(gaps > 0, gaps, np.iinfo(np.int64).max), kind="stable")[: max(0, needed)]
         order = order[gaps[order] > 0]
         if not self._catching_up:
-            sums = np.maximum(np.cumsum(gaps[order]), CATCH_UP_TOKENS)
-            affordable = int((sums * self._seconds_per_read() <= self._catch_up_credit).sum())
+            prices = self.table.read_seconds(np.cumsum(gaps[order]).astype(np.float64))
+            affordable = int((prices <= self._catch_up_credit).sum())
             if affordable == 0 or (affordable < len(order) and self._catch_up_credit < 0.95 * CATCH_UP_CREDIT):
                 return reads
             able = ready.copy()
@@ -288,7 +289,7 @@ class Adaptive:
         total = int(gaps[chosen].sum())
         budget = min(total, most)
         if budget:
-            self._catch_up_credit -= max(budget, CATCH_UP_TOKENS) * self._seconds_per_read()
+            self._catch_up_credit -= float(self.table.read_seconds(budget))
             reads[chosen] = np.clip(budget - (np.cumsum(gaps[chosen]) - gaps[chosen]), 0, gaps[chosen])
         if budget == total or self._catch_up_credit < -CATCH_UP_CREDIT:
             self._catching_up = 0

@@ -209,9 +209,9 @@ class CostTable:
             deviation=np.sqrt(np.maximum(both, 0.0)).reshape(graphs, *loops.shape),
         )
 
-    def read_seconds(self, tokens: int) -> float:
+    def read_seconds(self, tokens: Floats | float) -> Floats:
         """Of a draft model that reads so many tokens in one forward. Raises RuntimeError before `fit`."""
-        return self._read_part(tokens) * (1.0 + float(self._belief[0][self._reads]))
+        return self._read_part(tokens) * (1.0 + self._belief[0][self._reads])
 
     @property
     def _fit(self) -> _Roofline:
@@ -240,14 +240,14 @@ class CostTable:
                 moved += turns * shape.draft_kv_tokens * self._draft.kv_bytes_per_token
             parts.append((len(self._tokens) + length * len(self._requests) + bucket, loop))
         if shape.draft_reads > 0 and self._draft is not None:
-            parts.append((self._reads, self._read_part(shape.draft_reads)))
+            parts.append((self._reads, float(self._read_part(shape.draft_reads))))
         parts.append((self._attention, moved * roofline.per_byte))
         return roofline.per_step, parts
 
-    def _read_part(self, tokens: int) -> float:
+    def _read_part(self, tokens: Floats | float) -> Floats:
         if self._draft is None:
-            return 0.0
-        return self._fit.per_turn + float(self._fit.products(self._draft.body_parameters, tokens, self._draft))
+            return np.zeros(np.shape(tokens))
+        return self._fit.per_turn + self._fit.products(self._draft.body_parameters, tokens, self._draft)
 
     def _graph_seconds(self, roofline: _Roofline) -> tuple[Floats, Floats, Floats]:
         """By the roofline alone: of the target by tokens when all are sampled; turns of the loops; the loops."""
