@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tests.runtime.kernels.paged import attended, expected, make_case, planned
+from tests.runtime.kernels.paged import attended, check_turned, expected, make_case, planned
 
 pytestmark = [
     pytest.mark.gpu,
@@ -40,6 +40,15 @@ def test_decode_verification_and_prefill_in_one_batch(small, dtype):
 @pytest.mark.parametrize(("kv_heads", "shared"), [(2, 7), (4, 1), (1, 8)])
 def test_heads_of_any_number_and_size(kv_heads, shared, dim):
     check([(1, 500), (5, 77), (200, 450)], small=False, kv_heads=kv_heads, shared=shared, dim=dim)
+
+
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize(("kv_heads", "shared", "dim"), [(8, 4, 128), (8, 4, 64), (2, 7, 64), (2, 8, 256), (3, 1, 96)])
+def test_a_step_of_decoding_turns_and_attends_at_once(kv_heads, shared, dim, normed):
+    spans = [*DECODE, (2, 2), (2, 700), (0, 0), (2, 4097)]
+    case = make_case(spans, dtype=torch.bfloat16, device="cuda", kv_heads=kv_heads, shared=shared, dim=dim, padding=5)
+    norms = tuple((torch.rand(2, dim, device="cuda") + 0.5).to(torch.bfloat16)) if normed else None
+    check_turned(case, norms, TOLERANCE[torch.bfloat16])
 
 
 @pytest.mark.parametrize("window", [1, 100, 4096])
