@@ -38,6 +38,7 @@ def make_engine(
     overlap: bool | None = None,
     target: CausalLM | None = None,
     draft: CausalLM | None = None,
+    kind: type[Engine] = Engine,
 ) -> Engine:
     """Around the tiny Llama on the CPU and the method's draft, unless others are given."""
     speculation = METHODS[method]
@@ -51,7 +52,7 @@ def make_engine(
     )
     more = {} if clock is None else {"clock": clock}
     models = target, draft or speculation.draft(target)
-    return Engine(config, *models, eos_token_ids=(EOS,), max_model_len=MAX_MODEL_LEN, overlap=overlap, **more)
+    return kind(config, *models, eos_token_ids=(EOS,), max_model_len=MAX_MODEL_LEN, overlap=overlap, **more)
 
 
 @cache

@@ -1,4 +1,4 @@
-"""What the engine refuses, counts and reports; that its texts are right is test_exactness.py's."""
+"""What the engine refuses, counts and reports; that its texts are right is ../losslessness."""
 
 from __future__ import annotations
 

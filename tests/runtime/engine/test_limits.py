@@ -1,19 +1,16 @@
-"""At the engine's limits: waiting, or a clear error, never a lost block; in double precision not one token differs."""
+"""At the engine's limits: waiting, or a clear error, never a lost block."""
 
 from __future__ import annotations
 
 import random
 from dataclasses import replace
-from functools import cache
 
 import pytest
-import torch
 from tests.runtime.engine.driver import MAX_MODEL_LEN, Collector, assert_all_free, make_engine, naive, run
-from tests.runtime.tiny import VOCAB, ours, reference_model
+from tests.runtime.tiny import VOCAB
 
 from outrider_runtime.engine.messages import AddRequest
 from outrider_runtime.errors import BadRequest
-from outrider_runtime.models.llama import LlamaForCausalLM
 from outrider_runtime.sampling.params import SamplingParams
 
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
@@ -79,54 +76,4 @@ def test_what_is_refused_in_mid_run_disturbs_nobody():
     run(engine, [], collector)
     for request in good:
         assert collector.text(request.request_id) == naive(request.prompt, request.params)
-    assert_all_free(engine)
-
-
-@cache
-def double(seed: int = 0, blur: float = 0.0) -> LlamaForCausalLM:
-    reference = reference_model(seed=seed).double()
-    torch.manual_seed(5)
-    with torch.no_grad():
-        for parameter in reference.parameters():
-            parameter += blur * torch.randn_like(parameter)
-    return ours(reference, torch.float64)
-
-
-IN_DOUBLE = [
-    AddRequest(f"{name}-{index}", prompt, params)
-    for name, params in {
-        "greedy": replace(GREEDY, max_tokens=24),
-        "sampled": SamplingParams(max_tokens=24, seed=1, top_p=0.9),
-        "penalties": SamplingParams(max_tokens=24, seed=2, frequency_penalty=0.8, min_p=0.02, logit_bias=((9, 1.5),)),
-    }.items()
-    for index, prompt in enumerate(PROMPTS)
-]
-
-
-@cache
-def alone() -> tuple[tuple[tuple[int, ...], str | None], ...]:
-    """Each by itself: nothing cached, nothing drafted, one request at a time."""
-    engine = make_engine(target=double(), concurrency=1, prefix_caching=False)
-    collector = run(engine, IN_DOUBLE)
-    return tuple(collector.text(request.request_id) for request in IN_DOUBLE)
-
-
-@pytest.mark.parametrize(
-    ("method", "draft", "setting"),
-    [
-        ("no speculation", None, {"concurrency": 16, "blocks": 400, "budget": 128}),
-        ("no speculation", None, {"budget": 9}),
-        ("no speculation", None, {"blocks": 25, "prefix_caching": False}),
-        ("n-gram", None, {"overlap": True}),
-        ("worse draft", (0, 0.01), {"overlap": True, "blocks": 30}),
-        ("random draft", (1, 0.0), {"k": 7, "budget": 21}),
-    ],
-    ids=["batched", "in chunks", "preempted", "n-grams", "a draft, preempted", "a useless draft"],
-)
-def test_in_double_precision_a_text_is_the_same_alone_and_in_any_company_and_once_cached(method, draft, setting):
-    engine = make_engine(method, target=double(), draft=draft and double(*draft), **setting)
-    for _ in range(2):  # the second time with prefix hits
-        collector = run(engine, IN_DOUBLE)
-        assert tuple(collector.text(request.request_id) for request in IN_DOUBLE) == alone()
-    assert (engine.stats().prefix_cache_hits > 0) == setting.get("prefix_caching", True)
     assert_all_free(engine)

@@ -1,0 +1,62 @@
+"""The comparison of texts finds a broken verifier, a forgotten cut and a wrong token, and lets near ties pass alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from tests.runtime.losslessness import plain as oracle
+from tests.runtime.losslessness.asked import GREEDY, Asked
+from tests.runtime.losslessness.broken import VERIFIERS
+from tests.runtime.losslessness.compare import compared
+from tests.runtime.losslessness.plain import everything, generate, plain, speaking, target
+from tests.runtime.tiny import reference_model
+
+from outrider_runtime.engine.request import Request
+from outrider_runtime.offline import Completion
+from outrider_runtime.speculation import verify
+
+HERE = slice(0, 12)  # of everything()
+
+
+def faults() -> list[str]:
+    engine = speaking("worse draft", target=target(torch.float64), concurrency=16, blocks=400)
+    return compared(everything()[HERE], generate(engine, everything()[HERE]), plain()[HERE]).faults
+
+
+@pytest.mark.parametrize("verifier", VERIFIERS)
+def test_a_broken_verifier_is_found_out_and_the_requests_are_named(verifier, monkeypatch):
+    expected = plain()  # with the right one
+    monkeypatch.setattr(verify, "walk", VERIFIERS[verifier])
+    found = faults()
+    assert len(expected) > len(found) > 6
+    assert any(fault.startswith("sampled, prompt ") and ", plain decoding " in fault for fault in found)
+
+
+def test_a_forgotten_cut_is_found_out(monkeypatch):
+    assert not faults()
+    monkeypatch.setattr(Request, "cut", lambda self, tokens, *rest: (list(tokens), _reason(self, tokens)))
+    assert faults()
+
+
+def _reason(request: Request, tokens: list[int]) -> str | None:
+    return "length" if request.generated + len(tokens) >= request.params.max_tokens else None
+
+
+def test_rounding_excuses_near_ties_and_nothing_else(monkeypatch):
+    request = Asked("it", (5, 6, 7, 8), replace(GREEDY, max_tokens=4))
+    model = reference_model().double()
+    twin = 30
+    monkeypatch.setattr(oracle, "reference", lambda: model)
+    ids = []
+    for _ in range(4):
+        ids.append(int(oracle.logits_of(request, [*ids, 0])[-1].argmax()))
+    right, wrong = (Completion("", [*ids[:3], last], "length") for last in (ids[3], twin))
+    for distance, near in ((1e-7, 1), (1e-3, 0)):
+        with torch.no_grad():  # the last token's twin is next to as likely wherever it is
+            model.lm_head.weight[twin] = model.lm_head.weight[ids[3]] * (1 - distance)
+        verdict = compared([request], [wrong], [right], rounded=True)
+        assert (verdict.tokens, verdict.near, len(verdict.faults)) == (4, near, 1 - near), verdict.faults
+    assert compared([request], [wrong], [right]).faults
+    assert not compared([request], [right], [right], rounded=True).faults
