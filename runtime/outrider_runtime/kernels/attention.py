@@ -21,8 +21,6 @@ MAX_COUNTERS = 1 << 16  # (tile, KV head) pairs of one launch
 SPLITTING = ((8, 64, 16), (63, 512, 16), (MAX_COUNTERS, 2048, 4))
 LOG2_E = tl.constexpr(1.4426950408889634)
 MOST_OWN = tl.constexpr(64)  # tokens of a tree: a bit each
-MOST_SHARED = 8  # query heads of a KV head, where a tile of 16 rows has two queries
-OWN = tl.constexpr(16)  # keys of the step itself: the fewest that tensor cores multiply
 FIELDS = 10  # of a work item, each a row of WorkList.items
 ROW, QUERIES, POSITION, BEGIN, END, TABLE, SPLIT, SPLITS, TILE, STEP = (tl.constexpr(field) for field in range(FIELDS))
 
@@ -117,7 +115,7 @@ def plan_paged(
             num_warps=4,
         )
         lists.append(WorkList(items, tiles, splits, tile, small=above == 0))
-    return PagedPlan(tuple(lists), tokens, block_tables, block_size, shape, ancestors, narrow)
+    return PagedPlan(tuple(lists), tokens, block_tables, block_size, shape, ancestors)
 
 
 def paged_attention(query: Tensor, keys: Tensor, values: Tensor, plan: PagedPlan, scale: float) -> Tensor:
@@ -134,47 +132,6 @@ def paged_attention(query: Tensor, keys: Tensor, values: Tensor, plan: PagedPlan
         )
     if query.stride()[1:] != (dim, 1) or not keys.is_contiguous() or not values.is_contiguous():
         raise ValueError("keys, values and each token's query must be contiguous")
-    return _launch(query, query.stride(0), heads, keys, values, plan, scale, (None,) * 5, 0.0)
-
-
-def turned_attention(
-    qkv: Tensor,
-    turns: tuple[Tensor, Tensor],
-    keys: Tensor,
-    values: Tensor,
-    slots: Tensor,
-    plan: PagedPlan,
-    scale: float,
-    *,
-    norms: tuple[Tensor, Tensor] | None = None,
-    eps: float = 0.0,
-) -> Tensor:
-    """What kernels.rope.turn_and_store() and, with its queries, paged_attention() do, in one launch. For a `narrow`
-    plan, of KV heads that at most eight query heads share: so that a program has all of a request's queries."""
-    kv_heads, dim = keys.shape[1:]
-    heads = kv_heads * plan.shape.shared
-    if not turnable(plan) or qkv.shape != (plan.tokens, (heads + 2 * kv_heads) * dim) or not qkv.is_contiguous():
-        raise ValueError(f"qkv {list(qkv.shape)} and a plan for {plan.tokens} tokens, narrow: {plan.narrow}")
-    return _launch(qkv, qkv.shape[1], heads, keys, values, plan, scale, (*turns, slots, *(norms or (None, None))), eps)
-
-
-def turnable(plan: PagedPlan) -> bool:
-    """Whether turned_attention() takes it."""
-    return plan.narrow and plan.ancestors is None and plan.shape.shared <= MOST_SHARED
-
-
-def _launch(
-    query: Tensor,
-    query_stride: int,
-    heads: int,
-    keys: Tensor,
-    values: Tensor,
-    plan: PagedPlan,
-    scale: float,
-    turning: tuple[Tensor | None, ...],
-    eps: float,
-) -> Tensor:
-    tokens, kv_heads, shared, dim = plan.tokens, keys.shape[1], plan.shape.shared, keys.shape[2]
     out = torch.empty(tokens, heads, dim, dtype=query.dtype, device=query.device)
     for work in plan.lists:
         if work.tiles * kv_heads > MAX_COUNTERS:
@@ -196,11 +153,9 @@ def _launch(
             work.items,
             plan.block_tables,
             plan.ancestors,
-            *turning,
-            query_stride,
+            query.stride(0),
             capacity,
             scale * LOG2_E.value,
-            EPS=eps,
             KV_HEADS=kv_heads,
             SHARED=shared,
             DIM=dim,
@@ -330,15 +285,9 @@ def _attention(
     items: tl.tensor,
     block_tables: tl.tensor,
     ancestors: tl.tensor,
-    cosines: tl.tensor,
-    sines: tl.tensor,
-    slots: tl.tensor,
-    query_norm: tl.tensor,
-    key_norm: tl.tensor,
     query_stride: tl.tensor,
     capacity: tl.tensor,
     scale: tl.tensor,
-    EPS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     SHARED: tl.constexpr,
     DIM: tl.constexpr,
@@ -351,8 +300,7 @@ def _attention(
     KEYS: tl.constexpr,
     MAX_SPLITS: tl.constexpr,
 ) -> None:
-    """`scale` is in units of log2, for exp2. With cosines, `query` has a token's heads of queries, keys and values as
-    they come from the projection, and an item has all of its request's queries."""
+    """`scale` is in units of log2, for exp2."""
     HEADS: tl.constexpr = KV_HEADS * SHARED
     row = tl.arange(0, ROWS)
     column = tl.arange(0, DIM_PADDED)
@@ -370,11 +318,7 @@ def _attention(
         token_head = (first_row + row // SHARED).to(tl.int64) * HEADS + kv_head * SHARED + row % SHARED
         source = (first_row + row // SHARED).to(tl.int64) * query_stride + (kv_head * SHARED + row % SHARED) * DIM
         filled = live[:, None] & (column < DIM)[None, :]
-        if cosines is None:
-            tile = tl.load(query + source[:, None] + column[None, :], mask=filled, other=0.0)
-        else:
-            turns = (first_row + row // SHARED).to(tl.int64) * DIM
-            tile = _turned(query, source, cosines, sines, turns, query_norm, column, filled, DIM, EPS)
+        tile = tl.load(query + source[:, None] + column[None, :], mask=filled, other=0.0)
         positions = position + row // SHARED
         seen = tl.zeros([ROWS], tl.int64)
         if ancestors is not None:
@@ -383,33 +327,6 @@ def _attention(
         top = tl.full([ROWS], float("-inf"), tl.float32)
         total = tl.zeros([ROWS], tl.float32)
         acc = tl.zeros([ROWS, DIM_PADDED], tl.float32)
-        if cosines is not None:
-            # The step's own tokens are the business of whoever has the last part of the context.
-            own = tl.arange(0, OWN)
-            mine = own + tl.where(end == position + queries, 0, OWN) < queries
-            end = tl.minimum(end, position)
-            there = mine[:, None] & (column < DIM)[None, :]
-            place = (first_row + own).to(tl.int64)
-            key_source = place * query_stride + (HEADS + kv_head) * DIM
-            k = _turned(query, key_source, cosines, sines, place * DIM, key_norm, column, there, DIM, EPS)
-            v = tl.load(query + (key_source + KV_HEADS * DIM)[:, None] + column[None, :], mask=there, other=0.0)
-            slot = tl.load(slots + place, mask=mine, other=-1).to(tl.int64)
-            target = (slot * (KV_HEADS * DIM) + kv_head * DIM)[:, None] + column[None, :]
-            stored = there & (slot >= 0)[:, None]
-            tl.store(keys + target, k, mask=stored)
-            tl.store(values + target, v, mask=stored)
-            scores = tl.dot(tile, tl.trans(k), input_precision="ieee") * scale
-            if SOFTCAP > 0:
-                bound = SOFTCAP * LOG2_E
-                scores = bound * (2 * tl.sigmoid(scores * (2 / bound)) - 1)
-            visible = (own[None, :] <= (row // SHARED)[:, None]) & (mine & (position + own >= 0))[None, :]
-            if WINDOW > 0:
-                visible = visible & (own[None, :] > (row // SHARED)[:, None] - WINDOW)
-            scores = tl.where(visible, scores, float("-inf"))
-            top = tl.max(scores, axis=1)
-            shares = tl.exp2(scores - tl.where(top == float("-inf"), 0.0, top)[:, None])
-            total = tl.sum(shares, axis=1)
-            acc = tl.dot(shares.to(v.dtype), v, acc, input_precision="ieee")
         masked_from = begin
         if not SMALL and WINDOW == 0:
             # All queries of the tile see these.
@@ -447,34 +364,6 @@ def _attention(
                         SHARED, HEADS, DIM, DIM_PADDED, MAX_SPLITS,
                     )  # fmt: skip
         queries, first_row, position, begin, end, table_row, step = following
-
-
-@triton.jit
-def _turned(
-    source: tl.tensor,
-    rows: tl.tensor,
-    cosines: tl.tensor,
-    sines: tl.tensor,
-    turns: tl.tensor,
-    norm: tl.tensor,
-    column: tl.tensor,
-    mask: tl.tensor,
-    DIM: tl.constexpr,
-    EPS: tl.constexpr,
-) -> tl.tensor:
-    """Heads at source + rows, [rows, dim], normed if there is a norm, and rotated as kernels/rope.py does it."""
-    HALF: tl.constexpr = DIM // 2
-    partner = tl.where(column < HALF, column + HALF, column - HALF)
-    mine = tl.load(source + rows[:, None] + column[None, :], mask=mask, other=0.0)
-    other = tl.load(source + rows[:, None] + partner[None, :], mask=mask, other=0.0)
-    cosine = tl.load(cosines + turns[:, None] + column[None, :], mask=mask, other=0.0)
-    sine = tl.load(sines + turns[:, None] + column[None, :], mask=mask, other=0.0)
-    a, b = mine.to(tl.float32), other.to(tl.float32)
-    if norm is not None:
-        scale = tl.rsqrt(tl.sum(a * a, axis=1) / DIM + EPS)[:, None]
-        a *= scale * tl.load(norm + column, mask=column < DIM, other=0.0).to(tl.float32)[None, :]
-        b *= scale * tl.load(norm + partner, mask=column < DIM, other=0.0).to(tl.float32)[None, :]
-    return (a * cosine + b * sine).to(mine.dtype)
 
 
 @triton.jit

@@ -45,7 +45,7 @@ def tiling(outputs: int, inputs: int, rows: int, dtype: torch.dtype, alone: bool
     enough = 64 if alone else 48  # programs; where each does more, fewer
     width = 128 if outputs >= 96 * 128 else 64 if outputs >= enough * 64 or (alone and outputs >= 2048) else 32
     splits = 1
-    while (programs := splits * triton.cdiv(outputs, width)) <= WAVE // 2 and (
+    while splits * triton.cdiv(outputs, width) <= WAVE // 2 and (
         inputs >= 3 * outputs or (inputs // splits <= 2048 and inputs // splits >= 1024)
     ):
         splits *= 2

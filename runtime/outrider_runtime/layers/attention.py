@@ -15,9 +15,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from outrider_runtime.layers.norm import RMSNorm
-from outrider_runtime.layers.rope import Rotation, turn_and_store
-
 SMALLEST_CONTEXT_BUCKET = 128  # below, padding costs less than another call
 SMALLEST_QUERY_BUCKET = 8  # one decoded token, or a few to verify
 
@@ -98,7 +95,6 @@ class PagedPlan:
     block_size: int
     shape: AttentionShape
     ancestors: Tensor | None  # [tokens] int64
-    narrow: bool = False  # no request has more than two queries
 
 
 LayerPlan = tuple[AttentionGroup, ...] | PagedPlan
@@ -192,27 +188,6 @@ def attend(
     for group in plan:
         result[group.rows.flatten()] = _attend(query[group.rows.flatten()], keys, values, group, scale)
     return result
-
-
-def attend_turned(
-    qkv: Tensor,
-    rotation: Rotation,
-    keys: Tensor,
-    values: Tensor,
-    slots: Tensor,
-    norms: tuple[RMSNorm, RMSNorm] | None,
-    plan: AttentionPlan,
-    scale: float,
-) -> Tensor:
-    """layers.rope.turn_and_store(), and attend() with its queries: in one launch where a step only decodes."""
-    if isinstance(plan, PagedPlan):
-        from outrider_runtime.kernels.attention import turnable, turned_attention
-
-        if turnable(plan):
-            weights = None if norms is None else (norms[0].weight, norms[1].weight)
-            eps = 0.0 if norms is None else norms[0].eps
-            return turned_attention(qkv, rotation, keys, values, slots, plan, scale, norms=weights, eps=eps)
-    return attend(turn_and_store(qkv, rotation, keys, values, slots, norms), keys, values, plan, scale)
 
 
 def _attend(query: Tensor, keys: Tensor, values: Tensor, group: AttentionGroup, scale: float) -> Tensor:

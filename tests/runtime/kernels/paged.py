@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -128,31 +128,3 @@ def expected(case: Case, ancestors: Tensor | None = None, before: int = 0) -> Te
         weights = scores.masked_fill(~visible, -torch.inf).softmax(-1).nan_to_num()
         result[own] = torch.einsum("hqk,khd->qhd", weights, values)
     return result
-
-
-def check_turned(case: Case, norms: tuple[Tensor, Tensor] | None, tolerance: float, tuning=None) -> None:
-    """From the projection to attention in one launch is what it is in two: queries turned, keys and values stored."""
-    from outrider_runtime.kernels.attention import turned_attention
-    from outrider_runtime.kernels.rope import turn_and_store
-
-    device, dtype, dim, tokens = case.query.device, case.query.dtype, case.query.shape[-1], len(case.query)
-    generator = torch.Generator(device).manual_seed(dim)
-    heads = case.query.shape[1] + 2 * case.keys.shape[1]
-    qkv = torch.randn(tokens, heads * dim, generator=generator, device=device).to(dtype)
-    angles = torch.rand(tokens, 1, dim // 2, generator=generator, device=device)
-    turns = torch.cat((angles.cos(), angles.cos()), -1), torch.cat((-angles.sin(), angles.sin()), -1)
-    slots = torch.full((tokens,), -1, device=device)
-    for (queries, context), start, row in zip(case.spans, case.starts, case.table_rows.tolist(), strict=False):
-        own = torch.arange(context - queries, context, device=device)
-        blocks = case.block_tables[row, own // case.block_size].long()
-        slots[start : start + queries] = blocks * case.block_size + own % case.block_size
-    keys, values = case.keys.clone(), case.values.clone()
-    query = turn_and_store(qkv, turns, keys, values, slots, norms=norms, eps=1e-6)
-    plan = planned(case, small=True, narrow=True, tuning=tuning)
-    result = turned_attention(qkv, turns, case.keys, case.values, slots, plan, case.scale, norms=norms, eps=1e-6)
-    torch.testing.assert_close(case.keys, keys, rtol=tolerance, atol=tolerance)
-    assert torch.equal(case.values, values)
-    live = case.starts[-1]
-    wanted = expected(replace(case, query=query))[:live]
-    torch.testing.assert_close(result[:live].double(), wanted, rtol=tolerance, atol=tolerance)
-    assert result.isfinite().all()

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.runtime.kernels.paged import attended, check_turned, expected, make_case, planned
+from tests.runtime.kernels.paged import attended, expected, make_case, planned
 from tests.runtime.trees import mask, random_tree
 
 from outrider_runtime.kernels import attention
@@ -17,11 +17,12 @@ from outrider_runtime.layers.attention import Tile, Tuning
 
 SMALL = Tile(rows=8, keys=16, stages=2, warps=4, per_processor=2)
 LARGE = Tile(rows=32, keys=16, stages=2, warps=4, per_processor=2)
-TUNING = Tuning(narrow=SMALL, small=SMALL, large=LARGE, small_queries=6, split_tokens=32, max_splits=4)
+NARROW = Tile(rows=16, keys=16, stages=2, warps=4, per_processor=2)
+TUNING = Tuning(narrow=NARROW, small=SMALL, large=LARGE, small_queries=6, split_tokens=32, max_splits=4)
 
 
-def check(case, *, small=False, tolerance=1e-5):
-    result = attended(case, planned(case, small=small, tuning=TUNING))
+def check(case, *, small=False, narrow=False, tolerance=1e-5):
+    result = attended(case, planned(case, small=small, narrow=narrow, tuning=TUNING))
     torch.testing.assert_close(result.double(), expected(case), rtol=tolerance, atol=tolerance)
     assert not attention._counters(torch.device("cpu")).any()
     return result
@@ -50,24 +51,8 @@ def test_heads_of_any_number_and_size(kv_heads, shared, dim):
     check(make_case([(1, 40), (7, 9)], kv_heads=kv_heads, shared=shared, dim=dim))
 
 
-NARROW = replace(TUNING, narrow=Tile(rows=16, keys=16, stages=2, warps=4, per_processor=2))
-
-
-@pytest.mark.parametrize(
-    ("spans", "shape"),
-    [
-        ([(1, 1), (2, 40), (0, 9), (2, 2)], {"padding": 3}),
-        ([(2, 34), (2, 33)], {"shared": 4, "window": 3}),
-        ([(2, 70)], {"kv_heads": 1, "shared": 7, "dim": 24, "softcap": 5.0}),
-        ([(1, 20)], {"kv_heads": 3, "shared": 1, "first": 1}),
-    ],
-)
-@pytest.mark.parametrize("normed", [False, True])
-def test_a_step_of_decoding_turns_and_attends_at_once(spans, shape, normed):
-    case = make_case(spans, **shape)
-    norms = tuple(torch.rand(2, case.query.shape[-1]) + 0.5) if normed else None
-    check_turned(case, norms, 1e-5, NARROW)
-    assert not attention._counters(torch.device("cpu")).any()
+def test_a_step_of_a_query_or_two_each():
+    check(make_case([(1, 40), (2, 17), (0, 3), (2, 2)], shared=4, padding=3), narrow=True)
 
 
 def test_scores_are_bounded_where_the_model_says_so():
@@ -167,15 +152,6 @@ def test_queries_may_lie_between_keys_and_values():
     wide = torch.randn(3, 10, 16)
     wide[:, 2:6] = case.query
     check(replace(case, query=wide[:, 2:6]))
-
-
-def test_what_has_more_queries_is_not_turned_on_the_way():
-    case = make_case([(3, 9)])
-    turns = (torch.ones(3, 1, 16), torch.zeros(3, 1, 16))
-    slots = torch.tensor([0, 1, 2])
-    plan = planned(case, small=True, tuning=TUNING)
-    with pytest.raises(ValueError, match="narrow: False"):
-        attention.turned_attention(torch.zeros(3, 128), turns, case.keys, case.values, slots, plan, 1.0)
 
 
 def test_what_the_plan_is_not_for_is_refused():
