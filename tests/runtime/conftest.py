@@ -38,3 +38,13 @@ def demo_models() -> Path:
     if not (models / "smollm2-135m-instruct-int4").is_dir():
         pytest.skip("hack/demo_models.py has not been run")
     return models
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """How often rounding decided between two tokens where losslessness is held in float32."""
+    reports = [report for kind in ("passed", "failed") for report in terminalreporter.getreports(kind)]
+    found = [dict(report.user_properties) for report in reports if report.when == "call"]
+    counts = [each["near ties in float32"] for each in found if "near ties in float32" in each]
+    if counts:
+        near, tokens = map(sum, zip(*counts, strict=True))
+        terminalreporter.write_line(f"losslessness in float32: {near} near ties among {tokens} tokens")
