@@ -6,7 +6,7 @@ met before its turn is captured then.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -103,6 +103,16 @@ def rest(widths: Widths, done: list[Program]) -> list[Program]:
     programs += [loop for loop in loops if loop.mode is not Mode.FULL]
     known = set(done)
     return [program for program in dict.fromkeys(programs) if program not in known]
+
+
+def wanted(widths: Widths, requests: int, longest: int, mode: Mode) -> Iterator[Program]:
+    """What so many requests need to draft up to so many tokens each: the most first."""
+    for length in reversed(widths.lengths):
+        tokens = requests * (1 + length)
+        if length <= longest and tokens <= widths.rows[-1]:
+            yield Forward(bucket(widths.tokens, tokens), small=True)
+            yield Sample(bucket(widths.rows, tokens), mode)
+            yield Draft(bucket(widths.requests, requests), length, mode)
 
 
 def captured_sizes(widths: Widths, captured: Callable[[Program], bool], mode: Mode, small: bool) -> Captured:

@@ -159,6 +159,8 @@ class Engine:
 
     def idle(self) -> bool:
         """Make use of a moment without work: a fraction of a second. Whether another one would be of use."""
+        if self._reflex is not None:
+            self._reflex.idle(self._clock())
         if self._runner.idle():
             return True
         return self._calibration is not None and self._calibration.advance()

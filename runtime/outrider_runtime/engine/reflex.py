@@ -10,11 +10,13 @@ import numpy as np
 from outrider_runtime.engine.request import Request
 from outrider_runtime.engine.runner import Runner
 from outrider_runtime.engine.scheduler import Chunk
-from outrider_runtime.sampling.table import mode_of
+from outrider_runtime.sampling.table import Mode, mode_of
 from outrider_runtime.speculation.adaptive import Adaptive, Decoding
 from outrider_runtime.speculation.cost import CostTable, ModelShape, StepShape
 from outrider_runtime.speculation.policy import Policy
 from outrider_runtime.speculation.proposer import Proposer, Read
+
+CAPTURE_SECONDS = 10.0  # without an idle moment, before one graph is captured between two steps: a tenth of a second
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,7 @@ class Reflex:
         self.adaptive = Adaptive(self.table, policy, max_concurrency=sizes.requests[-1], reads_prompts=proposer.reads)
         self.effective_tokens: float | None = None  # mean of the requests that decode; None while nobody does
         self._context: float | None = None  # theirs, mean
+        self._captured_at: float | None = None  # or idle
 
     def set_policy(self, policy: Policy) -> None:
         self.adaptive.policy = policy
@@ -61,6 +64,7 @@ class Reflex:
         mode = max(mode_of(chunk.request.params) for chunk in chunks)
         self.adaptive.captured = self._runner.captured_sizes(mode, max((chunk.length for chunk in prompts), default=1))
         decision = self.adaptive.decide(columns, sum(chunk.length for chunk in prompts), now)
+        self._capture_meanwhile(len(decoding), mode, now)
         reads = []
         for chunk, length, missed in zip(decoding, decision.lengths.tolist(), decision.reads.tolist(), strict=True):
             chunk.draft_length = length
@@ -72,6 +76,10 @@ class Reflex:
         if decoding:
             self._context = float(columns.contexts.mean())
         return Drafting(decision.turns, reads, decision.shape)
+
+    def idle(self, now: float) -> None:
+        """There was a moment to capture graphs in."""
+        self._captured_at = now
 
     def observe(
         self,
@@ -94,6 +102,14 @@ class Reflex:
 
     def break_even(self, now: float) -> int | None:
         return None if self._context is None else self.adaptive.break_even(self._context, now)
+
+    def _capture_meanwhile(self, requests: int, mode: Mode, now: float) -> None:
+        """Where requests leave no idle moment, what they might draft with is captured in spite of that."""
+        if self._captured_at is None:
+            self._captured_at = now
+        if self.adaptive.free and requests and now - self._captured_at >= CAPTURE_SECONDS:
+            self._captured_at = now
+            self._runner.capture_for(requests, self.adaptive.allowed, mode)
 
     def _columns(self, decoding: Sequence[Chunk]) -> Decoding:
         reach, missed, longest = self._proposer.reach, self._proposer.missed, self._max_model_len

@@ -157,17 +157,31 @@ class Runner:
             self._captured_sizes[key] = known
         return known[1]
 
+    def capture_for(self, requests: int, longest: int, mode: Mode) -> None:
+        """One of the programs that so many requests need to draft up to so many tokens each, if any is missing. Between
+        two steps: it keeps them waiting."""
+        if self._graphs.active:
+            missing = (each for each in capture.wanted(self.widths, requests, longest, mode) if not self.captured(each))
+            if (program := next(missing, None)) is not None:
+                self._try(program)
+
     def idle(self) -> bool:
         """Capture one more, while no step is to be launched. Whether there are more."""
         while self._uncaptured:
             if not self.captured(program := self._uncaptured.pop()):
-                try:
-                    self._prepare(program)
-                except torch.OutOfMemoryError:
-                    log.warning("no memory for more graphs", extra={"program": str(program)})
+                if not self._try(program):
                     self._uncaptured.clear()
                 break
         return bool(self._uncaptured)
+
+    def _try(self, program: Program) -> bool:
+        """False where memory does not suffice."""
+        try:
+            self._prepare(program)
+        except torch.OutOfMemoryError:
+            log.warning("no memory for more graphs", extra={"program": str(program)})
+            return False
+        return True
 
     def measure(self, shape: StepShape) -> float:
         """Seconds of such a step, drafts' own reads and prompts apart. Only while no request runs: it is for nobody, or

@@ -103,26 +103,30 @@ class Adaptive:
         self._kept: _Kept | None = None
 
     @property
-    def expected(self) -> int:
-        """The most that a request is likely to draft in the next step."""
-        allowed = self.policy.allowed_tokens(self._deepest)
-        return allowed if self._length is None or not self._free else min(allowed, self._length)
+    def allowed(self) -> int:
+        """The most that the policy lets a request draft."""
+        return self.policy.allowed_tokens(self._deepest)
 
     @property
-    def _free(self) -> bool:
-        """To choose, rather than bound to the policy's length."""
+    def free(self) -> bool:
+        """To choose, rather than bound to what is allowed."""
         return self.policy.mode != "Enabled" and self.table.known
+
+    @property
+    def expected(self) -> int:
+        """The most that a request is likely to draft in the next step."""
+        return self.allowed if self._length is None or not self.free else min(self.allowed, self._length)
 
     def decide(self, decoding: Decoding, prompt_tokens: int, now: float) -> Decision:
         """The next step, which also reads so many prompt tokens."""
-        longest = self.policy.allowed_tokens(self._deepest)
+        longest = self.allowed
         count = len(decoding.slots)
         nothing = np.zeros(count, dtype=np.int64)
         if longest == 0:
             self._length, self._speedup = 0, 1.0
         if longest == 0 or count == 0:
             decision = self._decision(decoding, nothing, nothing, prompt_tokens)
-        elif self._free:
+        elif self.free:
             return self._adapt(decoding, uniform(decoding.caps, longest), longest, prompt_tokens, now)
         else:
             decision = self._obey(decoding, uniform(decoding.caps, longest), prompt_tokens)
@@ -348,7 +352,7 @@ class Adaptive:
     @property
     def _follows(self) -> bool:
         """Whether the draft reads prompts."""
-        return self._reads_prompts and self.policy.allowed_tokens(self._deepest) > 0
+        return self._reads_prompts and self.allowed > 0
 
     def _most_reads(self, prompt_tokens: int) -> int:
         """That a step has room for, beside its prompts."""

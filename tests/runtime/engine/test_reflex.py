@@ -177,3 +177,22 @@ def test_while_it_serves_no_draft_loop_is_captured(method, monkeypatch):
     assert_exact(run(machine.engine, asked), asked)
     assert machine.engine.stats().drafts > 0
     assert {key for key in graphs.keys if isinstance(key, Draft)} == before
+
+
+def test_without_an_idle_moment_loops_are_captured_one_by_one(monkeypatch):
+    monkeypatch.setattr(runner, "Graphs", EagerGraphs)
+    machine = Machine("n-gram", policy=AUTO, k=3, concurrency=20, budget=96, blocks=200)
+    graphs = machine.engine._runner._graphs
+
+    def loops() -> set[Draft]:
+        return {key for key in graphs.keys if isinstance(key, Draft)}
+
+    machine.serve(20, 6)  # more than 16, for which a server starts with loops
+    assert not any(loop.requests == 20 for loop in loops())
+    before = len(loops())
+    for _ in range(12):
+        machine.seconds += 11.0
+        machine.serve(20, 1)
+        assert len(loops()) - before <= 1
+        before = len(loops())
+    assert any(loop.requests == 20 for loop in loops())
