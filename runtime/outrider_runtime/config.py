@@ -8,7 +8,7 @@ from typing import Literal
 
 from outrider_runtime.speculation.policy import Policy
 
-Method = Literal["ngram", "draft-model"]
+Method = Literal["ngram", "suffix", "draft-model"]
 Device = Literal["cpu", "cuda"]
 DType = Literal["auto", "bfloat16", "float16", "float32"]
 
@@ -28,6 +28,8 @@ class SpeculationConfig:
     max_tokens: int = 4  # the most ever drafted per step: the capture tier
     ngram_min: int = 2  # shortest suffix matched
     ngram_max: int = 4  # longest suffix tried first
+    suffix_cache_tokens: int = 262_144  # of finished outputs, of all requests; 0: drafts are of a request's own text
+    suffix_min_probability: float = 0.2  # of a draft, estimated
 
 
 @dataclass(frozen=True, slots=True)

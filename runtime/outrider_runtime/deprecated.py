@@ -21,15 +21,22 @@ def _draft(old: str, value: str) -> list[str]:
 def _method(old: str, value: str) -> list[str]:
     methods = {
         "ngram": "ngram",
+        "suffix": "suffix",
         "draft_model": "draft-model",
         "draft-model": "draft-model",
         "STANDALONE": "draft-model",
     }
     if value.lower() not in methods and value not in methods:
         raise Refusal(
-            "InvalidArgument", f"{old} {value} is not supported; use --speculative-method draft-model or ngram"
+            "InvalidArgument", f"{old} {value} is not supported; use --speculative-method draft-model, ngram or suffix"
         )
     return ["--speculative-method", methods.get(value) or methods[value.lower()]]
+
+
+def _suffix_requests(old: str, value: str) -> list[str]:
+    if value != "0":
+        raise Refusal("InvalidArgument", f"{old} {value} is not supported; bound tokens with --suffix-cache-tokens")
+    return ["--suffix-cache-tokens", "0"]
 
 
 def _draft_parallelism(old: str, value: str) -> list[str]:
@@ -63,6 +70,8 @@ _CONFIG_KEYS: dict[str, Callable[[str, str], list[str]]] = {
     "num_speculative_tokens": _renamed("--max-speculative-tokens"),
     "prompt_lookup_max": _renamed("--ngram-max"),
     "prompt_lookup_min": _renamed("--ngram-min"),
+    "suffix_decoding_min_token_prob": _renamed("--suffix-min-probability"),
+    "suffix_decoding_max_cached_requests": _suffix_requests,
     "draft_tensor_parallel_size": _draft_parallelism,
 }
 

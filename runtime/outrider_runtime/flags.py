@@ -78,7 +78,7 @@ def _add_engine_flags(parser: argparse.ArgumentParser) -> None:
     add("--revision", type=_text, metavar="R", help="branch, tag or commit of an hf:// model")
     add(
         "--speculative-method",
-        choices=["draft-model", "ngram"],
+        choices=["draft-model", "ngram", "suffix"],
         help="default: draft-model with --draft-model, else ngram",
     )
     add("--draft-model", type=_text, metavar="URI", help="the draft, named like --model")
@@ -92,6 +92,20 @@ def _add_engine_flags(parser: argparse.ArgumentParser) -> None:
     )
     add("--ngram-min", type=_integer(1, 64), default=2, metavar="N", help="shortest suffix matched (2)")
     add("--ngram-max", type=_integer(1, 64), default=4, metavar="N", help="longest suffix tried first (4)")
+    add(
+        "--suffix-cache-tokens",
+        type=_integer(0),
+        default=262_144,
+        metavar="N",
+        help="of finished outputs, which all requests draft from; 0: each from its own text only (262144)",
+    )
+    add(
+        "--suffix-min-probability",
+        type=_number(0.0, 1.0, "a probability from 0.0 to 1.0"),
+        default=0.2,
+        metavar="P",
+        help="of a draft, estimated, for it to be made (0.2)",
+    )
     add("--device", choices=["cuda", "cpu"], default="cpu")
     add("--dtype", choices=["auto", "bfloat16", "float16", "float32"], default="auto")
     add("--max-model-len", type=_integer(1), metavar="N", help="prompt and answer together (the model's own)")
@@ -203,10 +217,10 @@ def _speculation(flags: argparse.Namespace) -> SpeculationConfig:
     method: Method = flags.speculative_method or ("draft-model" if flags.draft_model else "ngram")
     if method == "draft-model" and not flags.draft_model:
         raise Refusal("InvalidArgument", "--speculative-method draft-model needs --draft-model URI")
-    if method == "ngram" and flags.draft_model:
+    if method in ("ngram", "suffix") and flags.draft_model:
         raise Refusal(
             "InvalidArgument",
-            f"--speculative-method ngram takes no draft, but --draft-model {flags.draft_model} is given; drop one",
+            f"--speculative-method {method} takes no draft, but --draft-model {flags.draft_model} is given; drop one",
         )
     if flags.draft_revision and not flags.draft_model:
         raise Refusal("InvalidArgument", f"--draft-revision {flags.draft_revision} needs --draft-model URI")
@@ -218,6 +232,8 @@ def _speculation(flags: argparse.Namespace) -> SpeculationConfig:
         max_tokens=flags.max_speculative_tokens,
         ngram_min=flags.ngram_min,
         ngram_max=flags.ngram_max,
+        suffix_cache_tokens=flags.suffix_cache_tokens,
+        suffix_min_probability=flags.suffix_min_probability,
     )
 
 

@@ -37,6 +37,7 @@ def model(reference: Callable[[], transformers.PreTrainedModel]) -> DraftOf:
 METHODS = {
     "no speculation": Method("draft-model"),
     "n-gram": Method("ngram", options={"ngram_min": 1, "ngram_max": 3}),
+    "suffix": Method("suffix", options={"suffix_min_probability": 0.0}),
     "equal draft": Method("draft-model", model(reference_model)),
     "worse draft": Method("draft-model", model(blurred_model)),
     "random draft": Method("draft-model", model(lambda: reference_model(seed=1))),

@@ -87,6 +87,19 @@ def test_every_flag_the_operator_renders_arrives(tmp_path):
     assert warnings == []
 
 
+def test_suffix_flags_of_another_engine_are_understood():
+    flags, warnings = parse(
+        [
+            *("serve", "--model", "hf://o/m", "--speculative-config"),
+            '{"method": "suffix", "suffix_decoding_min_token_prob": 0.1, "suffix_decoding_max_cached_requests": 0}',
+        ]
+    )
+    speculation = engine_config(flags, {}).speculation
+    assert (speculation.method, speculation.draft) == ("suffix", None)
+    assert (speculation.suffix_min_probability, speculation.suffix_cache_tokens) == (0.1, 0)
+    assert len(warnings) == 1
+
+
 @pytest.mark.parametrize(
     ("argv", "method", "draft", "tokens", "ngram"),
     [
@@ -146,6 +159,17 @@ def test_flags_of_other_engines_are_understood_with_a_warning_each(argv, method,
         ("--speculative-method draft-model", ["--speculative-method draft-model", "--draft-model"]),
         ("--speculative-method ngram --draft-model hf://o/d", ["--speculative-method ngram", "hf://o/d"]),
         ("--draft-revision v1", ["--draft-revision v1", "--draft-model"]),
+        ("--speculative-method suffix --draft-model hf://o/d", ["--speculative-method suffix", "hf://o/d"]),
+        ("--suffix-min-probability 1.5", ["--suffix-min-probability", "1.0"]),
+        ("--suffix-cache-tokens -1", ["--suffix-cache-tokens", "at least 0"]),
+        (
+            '--speculative-config {"method":"suffix","suffix_decoding_max_cached_requests":9}',
+            ["suffix_decoding_max_cached_requests 9", "--suffix-cache-tokens"],
+        ),
+        (
+            '--speculative-config {"method":"suffix","suffix_decoding_max_tree_depth":24}',
+            ["suffix_decoding_max_tree_depth", "suffix_decoding_min_token_prob"],
+        ),
         ("--ngram-min 5", ["--ngram-min 5", "--ngram-max 4"]),
         ("--speculative-config {", ["--speculative-config", "'{'", "not JSON"]),
         ('--speculative-config {"method":"eagle3"}', ["method", "eagle3", "ngram"]),

@@ -23,6 +23,7 @@ from outrider_runtime.errors import BadRequest
 from outrider_runtime.kv.prefix import PrefixCache
 from outrider_runtime.models.causal import CausalLM
 from outrider_runtime.speculation.policy import Policy
+from outrider_runtime.speculation.suffix import Suffix
 
 if TYPE_CHECKING:
     from outrider_runtime.models.loader import Loaded
@@ -103,6 +104,7 @@ class Engine:
             self._reflex = Reflex(self._runner, proposer, config.policy, self.max_model_len)
             cached_tokens = num_blocks * config.cache.block_size
             self._calibration = Calibration(self._reflex.table, self._runner, cached_tokens, self.max_model_len)
+        self._suffix = proposer if isinstance(proposer, Suffix) else None
         self._flight: _Flight | None = None
         self._overlap = target.device.type == "cuda" if overlap is None else overlap
         self._requests: dict[str, Request] = {}
@@ -173,12 +175,15 @@ class Engine:
         """Launch the next step, and read the last one's results (or its own, without overlap). No deltas while
         prompts are still read."""
         expected = None if self._reflex is None else self._reflex.adaptive.expected
+        last, early = self._flight, tuple[TokenDelta, ...]()
+        if self._awaits_results() and last is not None:
+            self._flight, early = None, self._postprocess(last)
         chunks = self._scheduler.schedule(self._allowed_tokens, expected)
-        launched = self._launch(chunks) if chunks else None
+        launched = self._launch(chunks, last) if chunks else None
         done = launched
         if self._overlap:
             done, self._flight = self._flight, launched
-        return StepOutput(self._postprocess(done) if done else (), self.stats())
+        return StepOutput((*early, *(self._postprocess(done) if done else ())), self.stats())
 
     def stats(self) -> EngineStats:
         """Counters, and the integrals up to now; cheap enough for every step."""
@@ -212,7 +217,15 @@ class Engine:
             return 0
         return self.policy.allowed_tokens(self.config.speculation.max_tokens)
 
-    def _launch(self, chunks: Sequence[Chunk]) -> _Flight:
+    def _awaits_results(self) -> bool:
+        """Whether the launched step is read before the next one is launched."""
+        if self._suffix is None:
+            return False
+        allowed = self._flight is not None and self._allowed_tokens > 0
+        return self._suffix.awaits(self._flight.ticket.chunks if self._flight and allowed else ())
+
+    def _launch(self, chunks: Sequence[Chunk], last: _Flight | None) -> _Flight:
+        """`last` is the step before this one, read or not."""
         admitted, updates = self._scheduler.take_changes()
         for request in admitted:
             self._runner.admit(request)
@@ -220,7 +233,11 @@ class Engine:
         if self._reflex is not None:
             self._reflex.admit(admitted)
             drafting = self._reflex.decide(chunks, self._clock())
-        since = None if self._flight is None else self._flight.ticket.done
+            if self._suffix is not None and drafting.turns:
+                self._suffix.send(chunks)
+        # A wait for results is in what it takes to draft, and not in what a step without drafts takes.
+        counts = last is not None and (last is self._flight or drafting.turns > 0)
+        since = last.ticket.done if last is not None and counts else None
         begin = self._clock()
         ticket = self._runner.launch(chunks, updates, turns=drafting.turns, reads=drafting.reads)
         for chunk in ticket.chunks:
@@ -289,6 +306,8 @@ class Engine:
 
     def _forget(self, request: Request) -> None:
         del self._requests[request.request_id]
+        if self._suffix is not None:
+            self._suffix.forget(request)
         self._scheduler.remove(request)
 
     def _check(self, message: AddRequest) -> None:

@@ -15,6 +15,7 @@ from outrider_runtime.speculation.adaptive import Adaptive, Decoding
 from outrider_runtime.speculation.cost import CostTable, ModelShape, StepShape
 from outrider_runtime.speculation.policy import Policy
 from outrider_runtime.speculation.proposer import Proposer, Read
+from outrider_runtime.speculation.suffix import Suffix
 
 CAPTURE_SECONDS = 10.0  # without an idle moment, before one graph is captured between two steps: a tenth of a second
 
@@ -44,6 +45,7 @@ class Reflex:
         self.adaptive = Adaptive(self.table, policy, max_concurrency=sizes.requests[-1], reads_prompts=proposer.reads)
         self.effective_tokens: float | None = None  # mean of the requests that decode; None while nobody does
         self._context: float | None = None  # theirs, mean
+        self._suffix = proposer if isinstance(proposer, Suffix) else None
         self._captured_at: float | None = None  # or idle
 
     def set_policy(self, policy: Policy) -> None:
@@ -112,13 +114,13 @@ class Reflex:
             self._runner.capture_for(requests, self.adaptive.allowed, mode)
 
     def _columns(self, decoding: Sequence[Chunk]) -> Decoding:
-        reach, missed, longest = self._proposer.reach, self._proposer.missed, self._max_model_len
+        missed, longest = self._proposer.missed, self._max_model_len
         rows = np.array(
             [
                 (
                     request.slot,
                     request.shortest,
-                    min(chunk.draft_length, max(0, reach - request.longest)),
+                    self._cap(chunk),
                     missed(request),
                     request.room(longest),
                 )
@@ -128,6 +130,10 @@ class Reflex:
             dtype=np.int64,
         ).reshape(-1, 5)
         return Decoding(*np.ascontiguousarray(rows.T))
+
+    def _cap(self, chunk: Chunk) -> int:
+        cap = min(chunk.draft_length, max(0, self._proposer.reach - chunk.request.longest))
+        return cap if self._suffix is None else min(cap, self._suffix.most(chunk))
 
     def _follow(self, prompts: Sequence[Chunk], room: int) -> list[Read]:
         """The draft reads what the target reads, and of a cached prefix what it has not: the shortest gaps first."""

@@ -13,6 +13,8 @@ from outrider_runtime.sampling.table import SamplingTable
 from outrider_runtime.speculation.draft_model import DraftModel
 from outrider_runtime.speculation.ngram import NGram
 from outrider_runtime.speculation.proposer import Proposer
+from outrider_runtime.speculation.suffix import Suffix
+from outrider_runtime.speculation.suffix_index import Outputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,14 @@ def _draft_model(setting: Setting) -> Proposer | None:
     )
 
 
+def _suffix(setting: Setting) -> Proposer:
+    speculation = setting.config.speculation
+    outputs = Outputs(speculation.suffix_cache_tokens) if speculation.suffix_cache_tokens else None
+    return Suffix(setting.state, speculation.max_tokens, outputs, speculation.suffix_min_probability)
+
+
 METHODS: dict[str, Callable[[Setting], Proposer | None]] = {
     "ngram": _ngram,
+    "suffix": _suffix,
     "draft-model": _draft_model,
 }
