@@ -154,13 +154,15 @@ def lint() -> Count:
 def pytest(part: Part) -> Count:
     """Run pytest over the part's folders that exist."""
     paths = [path for path in part.paths if (ROOT / path).is_dir()]
-    with tempfile.TemporaryDirectory() as scratch:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:
         report = Path(scratch) / "report.xml"
         command = [BIN / "python", "-m", "pytest", "-q", "-m", f"({part.marks}) and not soak", "--junitxml", report]
         environment = dict(os.environ)
         if part.workers > 1:
             # Neighbours stay together, for they share fixtures; who is done early takes over half of what is left.
             command += ["-n", str(part.workers), "--dist", "worksteal"]
+            # Each worker's folder is one level deeper, and paths of sockets in them have a limit.
+            command += ["--basetemp", Path(scratch) / "t"]
             environment |= {"OMP_NUM_THREADS": "1"}  # torch's own would be as many as cores for each worker
         code = subprocess.run((*command, *paths), cwd=ROOT, env=environment, check=False).returncode
         count = read(report) if report.exists() else Count()

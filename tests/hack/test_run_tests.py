@@ -50,7 +50,7 @@ def test_a_run_that_collects_no_test_is_a_failure(monkeypatch: pytest.MonkeyPatc
 
 
 EVERY_KIND = """
-import os, pytest, time
+import os, pytest, tempfile, time
 
 @pytest.fixture
 def broken():
@@ -59,6 +59,9 @@ def broken():
 @pytest.mark.parametrize("number", range(8))
 def test_passes(number):
     assert os.environ.get("OMP_NUM_THREADS") == "1"
+
+def test_paths_are_no_longer_than_in_one_process(tmp_path):
+    assert len(str(tmp_path.parent)) <= len(tempfile.gettempdir() + "/pytest-of-root/pytest-100")
 
 def test_is_skipped():
     pytest.skip("for a reason")
@@ -82,7 +85,7 @@ def test_of_several_processes_the_count_is_the_same_and_what_hangs_or_dies_is_na
 ) -> None:
     (tmp_path / "test_kinds.py").write_text(EVERY_KIND)
     count = run_tests.pytest(Part("some", budget=10, paths=(str(tmp_path),), workers=2))
-    assert count == Count(passed=8, failed=4, skipped=1)
+    assert count == Count(passed=9, failed=4, skipped=1)
     said = capfd.readouterr().out
     for name in ("test_fails", "test_has_no_fixture", "test_hangs", "test_ends_its_process"):
         assert f"test_kinds.py::{name}" in said
