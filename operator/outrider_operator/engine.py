@@ -17,7 +17,7 @@ CACHE_DIR = "/var/cache/outrider"
 CLAIMS_DIR = "/mnt/models"  # pvc://CLAIM/PATH is at CLAIMS_DIR/CLAIM/PATH
 ADMIN_DIR = "/etc/outrider/admin"
 
-_METHODS = {Method.DRAFT_MODEL: "draft-model", Method.NGRAM: "ngram"}
+_METHODS = {Method.DRAFT_MODEL: "draft-model", Method.NGRAM: "ngram", Method.SUFFIX: "suffix"}
 
 
 def arguments(model: Model, spec: SpeculativeModelSpec, tier: int) -> list[str]:

@@ -60,6 +60,7 @@ def test_every_field_of_the_spec_has_its_flag():
     [
         (),
         (DRAFTED,),
+        ({"speculativeDecoding": {"method": "Suffix"}},),
         ({"engine": {"device": "CPU", "dtype": "Float16", "maxConcurrency": 1, "memoryUtilizationPercent": 1}},),
     ],
     ids=str,

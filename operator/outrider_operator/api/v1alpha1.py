@@ -68,6 +68,7 @@ class Mode(StrEnum):
 class Method(StrEnum):
     DRAFT_MODEL = "DraftModel"
     NGRAM = "NGram"
+    SUFFIX = "Suffix"
 
 
 class Device(StrEnum):
@@ -181,6 +182,11 @@ class SpeculativeDecoding(ApiModel):
             "speculativeDecoding.draft has no use with method NGram: remove draft, or use method DraftModel",
             lambda s: s.method is not Method.NGRAM or s.draft is None,
         ),
+        Rule(
+            "!has(self.method) || self.method != 'Suffix' || !has(self.draft)",
+            "speculativeDecoding.draft has no use with method Suffix: remove draft, or use method DraftModel",
+            lambda s: s.method is not Method.SUFFIX or s.draft is None,
+        ),
     )
 
     mode: Annotated[Mode, Strict(False)] = Field(
@@ -192,7 +198,7 @@ class SpeculativeDecoding(ApiModel):
         None, description="How tokens are drafted. Default: DraftModel when draft is given, else NGram."
     )
     draft: DraftSource | None = Field(
-        None, description="The draft model; required by DraftModel, forbidden with NGram."
+        None, description="The draft model; required by DraftModel, forbidden with NGram and Suffix."
     )
     num_speculative_tokens: int = Field(
         4, ge=1, le=16, description="The most tokens drafted per step; Auto may use fewer."

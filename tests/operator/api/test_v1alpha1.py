@@ -68,6 +68,7 @@ def test_the_smallest_spec_means_one_replica_on_one_gpu_with_adaptive_ngrams() -
         ({}, Method.NGRAM),
         ({"draft": DRAFT}, Method.DRAFT_MODEL),
         ({"method": "NGram"}, Method.NGRAM),
+        ({"method": "Suffix"}, Method.SUFFIX),
         ({"method": "DraftModel", "draft": DRAFT}, Method.DRAFT_MODEL),
     ],
 )
