@@ -211,7 +211,7 @@ class CostTable:
 
     def read_seconds(self, tokens: Floats | float) -> Floats:
         """Of a draft model that reads so many tokens in one forward. Raises RuntimeError before `fit`."""
-        return self._read_part(tokens) * (1.0 + self._belief[0][self._reads])
+        return np.asarray(self._read_part(tokens) * (1.0 + self._belief[0][self._reads]))
 
     @property
     def _fit(self) -> _Roofline:
