@@ -8,7 +8,9 @@ from typing import Literal
 
 from outrider_runtime.speculation.policy import Policy
 
-Method = Literal["ngram", "suffix", "draft-model"]
+Method = Literal["ngram", "suffix", "draft-model", "eagle3", "eagle", "medusa"]
+HEADS: tuple[Method, ...] = ("eagle3", "eagle", "medusa")  # whose draft goes on from the target's hidden states
+WITH_WEIGHTS: tuple[Method, ...] = ("draft-model", *HEADS)
 Device = Literal["cpu", "cuda"]
 DType = Literal["auto", "bfloat16", "float16", "float32"]
 

@@ -15,7 +15,7 @@ def _renamed(new: str) -> Callable[[str, str], list[str]]:
 def _draft(old: str, value: str) -> list[str]:
     if value in ("[ngram]", "ngram"):
         return ["--speculative-method", "ngram"]
-    return ["--speculative-method", "draft-model", "--draft-model", value]
+    return ["--draft-model", value]
 
 
 def _method(old: str, value: str) -> list[str]:
@@ -25,10 +25,14 @@ def _method(old: str, value: str) -> list[str]:
         "draft_model": "draft-model",
         "draft-model": "draft-model",
         "STANDALONE": "draft-model",
+        "eagle3": "eagle3",
+        "eagle": "eagle",
+        "medusa": "medusa",
     }
     if value.lower() not in methods and value not in methods:
         raise Refusal(
-            "InvalidArgument", f"{old} {value} is not supported; use --speculative-method draft-model, ngram or suffix"
+            "InvalidArgument",
+            f"{old} {value} is not supported; use --speculative-method {', '.join(dict.fromkeys(methods.values()))}",
         )
     return ["--speculative-method", methods.get(value) or methods[value.lower()]]
 

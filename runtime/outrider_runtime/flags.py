@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from outrider_runtime.config import (
+    HEADS,
+    WITH_WEIGHTS,
     CacheConfig,
     EngineConfig,
     Method,
@@ -78,7 +80,7 @@ def _add_engine_flags(parser: argparse.ArgumentParser) -> None:
     add("--revision", type=_text, metavar="R", help="branch, tag or commit of an hf:// model")
     add(
         "--speculative-method",
-        choices=["draft-model", "ngram", "suffix"],
+        choices=["draft-model", "ngram", "suffix", *HEADS],
         help="default: draft-model with --draft-model, else ngram",
     )
     add("--draft-model", type=_text, metavar="URI", help="the draft, named like --model")
@@ -215,9 +217,9 @@ def _scheduler(flags: argparse.Namespace) -> SchedulerConfig:
 
 def _speculation(flags: argparse.Namespace) -> SpeculationConfig:
     method: Method = flags.speculative_method or ("draft-model" if flags.draft_model else "ngram")
-    if method == "draft-model" and not flags.draft_model:
-        raise Refusal("InvalidArgument", "--speculative-method draft-model needs --draft-model URI")
-    if method in ("ngram", "suffix") and flags.draft_model:
+    if method in WITH_WEIGHTS and not flags.draft_model:
+        raise Refusal("InvalidArgument", f"--speculative-method {method} needs --draft-model URI")
+    if method not in WITH_WEIGHTS and flags.draft_model:
         raise Refusal(
             "InvalidArgument",
             f"--speculative-method {method} takes no draft, but --draft-model {flags.draft_model} is given; drop one",

@@ -21,10 +21,11 @@ FEW_QUERIES = 17  # a token and the longest draft: up to here, attention counts 
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """The target over so many tokens. `small`: no request brings more than a few."""
+    """The target over so many tokens. `small`: no request brings more than a few; `narrow`: not more than one."""
 
     tokens: int
     small: bool
+    narrow: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,18 +53,28 @@ class DraftRead:
     tokens: int
 
 
-Program = Forward | Sample | Draft | DraftRead
+@dataclass(frozen=True, slots=True)
+class Extend:
+    """A draft that follows the target, over its step's tokens."""
+
+    tokens: int
+    small: bool
+
+
+Program = Forward | Sample | Draft | DraftRead | Extend
 
 
 @dataclass(frozen=True, slots=True)
 class Widths:
-    """What is captured of each, ascending. No `lengths`: nothing drafts. `reads`: the draft has KV of its own."""
+    """What is captured of each, ascending. No `lengths`: nothing drafts. `reads`: the draft reads texts by itself;
+    `extends`: it follows the target."""
 
     tokens: tuple[int, ...]
     rows: tuple[int, ...]
     requests: tuple[int, ...]
     lengths: tuple[int, ...]
     reads: bool
+    extends: bool = False
 
 
 def first(widths: Widths, draft_tokens: int) -> list[Program]:
@@ -72,16 +83,22 @@ def first(widths: Widths, draft_tokens: int) -> list[Program]:
     serves the others."""
     common = [requests for requests in COMMON_REQUESTS if requests <= widths.requests[-1]]
     turns = (1, 1 + draft_tokens) if draft_tokens else (1,)
-    tokens = sorted({bucket(widths.rows, min(n * turn, widths.rows[-1])) for n in common for turn in turns})[::-1]
+    by_turn = {turn: [bucket(widths.rows, min(n * turn, widths.rows[-1])) for n in common] for turn in turns}
+    tokens = sorted({width for each in by_turn.values() for width in each})[::-1]
     programs: list[Program] = [Forward(widths.tokens[-1], small=False)]
     if widths.reads:
         programs.append(DraftRead(widths.tokens[-1]))
-    programs += [Forward(bucket(widths.tokens, width), small=True) for width in tokens]
+    programs += [
+        Forward(bucket(widths.tokens, width), small=True, narrow=turn == 1)
+        for turn in reversed(turns)
+        for width in by_turn[turn]
+    ]
     programs += [Sample(width, mode) for mode in Mode for width in tokens]
     if widths.lengths and draft_tokens:
         length = bucket(widths.lengths, draft_tokens)
         modes = (Mode.GREEDY, Mode.NOISE)
         programs += [Draft(bucket(widths.requests, n), length, mode) for n in common for mode in modes]
+        programs += _extends(widths, programs)
     return list(dict.fromkeys(programs))
 
 
@@ -96,13 +113,26 @@ def rest(widths: Widths, done: list[Program]) -> list[Program]:
         for requests in reversed(widths.requests)
     ]
     programs: list[Program] = [*(loop for loop in loops if loop.requests in few)]
-    programs += [Forward(width, small=True) for width in reversed(widths.tokens)]
+    programs += [
+        Forward(width, small=True, narrow=narrow)
+        for width in reversed(widths.tokens)
+        for narrow in (True, False)
+        if not narrow or width <= widths.requests[-1]
+    ]
     programs += [Sample(width, mode) for mode in Mode for width in reversed(widths.rows)]
     programs += [Forward(width, small=False) for width in reversed(widths.tokens) if width > FEW_QUERIES]
     programs += [DraftRead(width) for width in reversed(widths.tokens) if widths.reads]
     programs += [loop for loop in loops if loop.mode is not Mode.FULL]
+    programs = [*_extends(widths, programs), *programs]
     known = set(done)
     return [program for program in dict.fromkeys(programs) if program not in known]
+
+
+def _extends(widths: Widths, programs: list[Program]) -> list[Program]:
+    """One for each width of the target's."""
+    if not widths.extends:
+        return []
+    return [Extend(each.tokens, each.small) for each in programs if isinstance(each, Forward)]
 
 
 def wanted(widths: Widths, requests: int, longest: int, mode: Mode) -> Iterator[Program]:
@@ -110,8 +140,10 @@ def wanted(widths: Widths, requests: int, longest: int, mode: Mode) -> Iterator[
     for length in reversed(widths.lengths):
         tokens = requests * (1 + length)
         if length <= longest and tokens <= widths.rows[-1]:
-            yield Forward(bucket(widths.tokens, tokens), small=True)
-            yield Sample(bucket(widths.rows, tokens), mode)
+            width = bucket(widths.tokens, tokens)
+            programs: list[Program] = [Forward(width, small=True), Sample(bucket(widths.rows, tokens), mode)]
+            yield from programs
+            yield from _extends(widths, programs)
             yield Draft(bucket(widths.requests, requests), length, mode)
 
 
@@ -121,7 +153,10 @@ def captured_sizes(widths: Widths, captured: Callable[[Program], bool], mode: Mo
     Of one that also reads a prompt, fewer rows than tokens are sampled: how many is not looked at."""
     rows = widths.rows[-1]
     tokens = [
-        captured(Forward(width, small)) and (not small or captured(Sample(bucket(widths.rows, min(width, rows)), mode)))
+        captured(Forward(width, small))
+        and (not small or width > widths.requests[-1] or captured(Forward(width, small, narrow=True)))
+        and (not widths.extends or captured(Extend(width, small)))
+        and (not small or captured(Sample(bucket(widths.rows, min(width, rows)), mode)))
         for width in widths.tokens
     ]
     loops = [[captured(Draft(requests, length, mode)) for requests in widths.requests] for length in widths.lengths]

@@ -60,6 +60,7 @@ def gathered(state: DeviceState, feed: Feed, cache: KVCache) -> tuple[Tensor, Te
         feed.slots,
         feed.starts,
         feed.capacities,
+        feed.written,
         feed.query_starts,
         feed.owners,
         block_size=cache.block_size,
@@ -72,10 +73,11 @@ def gather(state: DeviceState, feed: Feed, cache: KVCache) -> tuple[Tensor, Tens
     owners, owning = feed.owners, feed.slots[feed.owners]
     offsets = torch.arange(len(owners), device=owners.device, dtype=torch.int32) - feed.query_starts[owners]
     positions = starts[owners] + offsets
+    capacities = torch.where(positions < feed.written[owners], 0, feed.capacities[owners])
     return (
         state.tokens[owning, positions.clamp(max=state.width)],
         positions,
-        kv_slots(state, cache, owning, positions, feed.capacities[owners]),
+        kv_slots(state, cache, owning, positions, capacities),
         (feed.query_starts.diff() + starts[:-1]).to(torch.int32),
     )
 

@@ -21,7 +21,7 @@ from outrider_runtime.engine.runner import Runner
 from outrider_runtime.engine.scheduler import Chunk, Scheduler
 from outrider_runtime.errors import BadRequest
 from outrider_runtime.kv.prefix import PrefixCache
-from outrider_runtime.models.causal import CausalLM
+from outrider_runtime.models.causal import CausalLM, Weighted
 from outrider_runtime.speculation.policy import Policy
 from outrider_runtime.speculation.suffix import Suffix
 
@@ -63,14 +63,14 @@ class Engine:
         self,
         config: EngineConfig,
         target: CausalLM,
-        draft: CausalLM | None = None,
+        draft: Weighted | None = None,
         *,
         eos_token_ids: Collection[int] = (),
         max_model_len: int | None = None,
         clock: Callable[[], float] = time.monotonic,
         overlap: bool | None = None,
     ) -> None:
-        """Modules are loaded and on their device. Without a draft, the method `draft-model` decodes plainly.
+        """Modules are loaded and on their device. Without a draft, a method that needs one decodes plainly.
 
         `max_model_len` None is the config's, else the model's: prompt and generated tokens together. Raises
         ValueError when the config's blocks do not hold one request of that length (models/memory.py plans them), or
@@ -87,9 +87,6 @@ class Engine:
         if num_blocks is None or num_blocks * config.cache.block_size < self.max_model_len:
             raise ValueError(f"cache.num_blocks ({num_blocks}) must hold a context of {self.max_model_len} tokens")
         self._prefixes = PrefixCache(num_blocks, config.cache.prefix_caching)
-        self._scheduler = Scheduler(
-            config.scheduler, self._prefixes, config.cache.block_size, self.max_model_len, clock
-        )
         self._runner = Runner(
             config,
             target,
@@ -97,6 +94,14 @@ class Engine:
             num_blocks=num_blocks,
             max_model_len=self.max_model_len,
             eos_token_ids=self._eos_token_ids,
+        )
+        self._scheduler = Scheduler(
+            config.scheduler,
+            self._prefixes,
+            config.cache.block_size,
+            self.max_model_len,
+            clock,
+            followed=self._runner.following is not None,
         )
         self._reflex: Reflex | None = None
         self._calibration: Calibration | None = None
@@ -169,7 +174,7 @@ class Engine:
 
     def force_accepted_length(self, mean: float | None) -> None:
         """For benchmarks, before the first step: a step yields so many tokens on average, whatever the drafts are."""
-        self._runner.accepted_length = mean
+        self._runner.force_accepted_length(mean)
 
     def step(self) -> StepOutput:
         """Launch the next step, and read the last one's results (or its own, without overlap). No deltas while
@@ -239,7 +244,9 @@ class Engine:
         counts = last is not None and (last is self._flight or drafting.turns > 0)
         since = last.ticket.done if last is not None and counts else None
         begin = self._clock()
-        ticket = self._runner.launch(chunks, updates, turns=drafting.turns, reads=drafting.reads)
+        following = self._runner.following
+        extend = following is not None and following.due(begin, allowed=self._allowed_tokens > 0)
+        ticket = self._runner.launch(chunks, updates, turns=drafting.turns, reads=drafting.reads, extend=extend)
         for chunk in ticket.chunks:
             chunk.request.flight = chunk
         return _Flight(ticket, drafting, since, self._clock() - begin)

@@ -25,6 +25,7 @@ class Share:
     drafts: int
     capacity: int  # tokens that its blocks hold
     samples: bool  # the target's token behind the last one and behind each draft is wanted
+    written: int = 0  # tokens whose KV is there and stays as it is: others may be reading it
 
 
 BlockUpdate = tuple[int, int, int]  # slot, index, block: the request's index-th block is this one
@@ -39,6 +40,7 @@ class Feed:
     starts: Tensor  # [N + 1]
     drafts: Tensor  # [N + 1]
     capacities: Tensor  # [N + 1]
+    written: Tensor  # [N + 1]
     first_rows: Tensor  # [N + 1] where a request's sampled rows begin; -1: it has none
     query_starts: Tensor  # [N + 1] where a request's tokens begin; the last is their number
     owners: Tensor  # [T] whose token it is, an index into the above
@@ -57,7 +59,7 @@ class FeedShape:
 
     def sizes(self) -> dict[str, int]:
         per_request = dict.fromkeys(
-            ("slots", "starts", "drafts", "capacities", "first_rows", "query_starts"), self.requests + 1
+            ("slots", "starts", "drafts", "capacities", "written", "first_rows", "query_starts"), self.requests + 1
         )
         per_update = dict.fromkeys(("update_slots", "update_indices", "update_blocks"), self.updates)
         return per_request | {"owners": self.tokens, "rows": self.rows} | per_update
@@ -114,10 +116,19 @@ class FeedBuffer:
 def _fill(host: dict[str, np.ndarray], shares: Sequence[Share], updates: Sequence[BlockUpdate], nobody: int) -> None:
     n = len(shares)
     table = np.array(
-        [(share.slot, share.start, share.drafts, share.capacity, share.length, share.samples) for share in shares],
+        [
+            (share.slot, share.start, share.drafts, share.capacity, share.length, share.samples, share.written)
+            for share in shares
+        ],
         dtype=np.int32,
-    ).reshape(n, 6)
-    for name, column, padding in (("slots", 0, nobody), ("starts", 1, 0), ("drafts", 2, 0), ("capacities", 3, 0)):
+    ).reshape(n, 7)
+    for name, column, padding in (
+        ("slots", 0, nobody),
+        ("starts", 1, 0),
+        ("drafts", 2, 0),
+        ("capacities", 3, 0),
+        ("written", 6, 0),
+    ):
         host[name][:n] = table[:, column]
         host[name][n:] = padding
     lengths = table[:, 4] + table[:, 2]

@@ -47,6 +47,7 @@ class Reflex:
         self._context: float | None = None  # theirs, mean
         self._suffix = proposer if isinstance(proposer, Suffix) else None
         self._captured_at: float | None = None  # or idle
+        self._following = runner.following
 
     def set_policy(self, policy: Policy) -> None:
         self.adaptive.policy = policy
@@ -133,7 +134,9 @@ class Reflex:
 
     def _cap(self, chunk: Chunk) -> int:
         cap = min(chunk.draft_length, max(0, self._proposer.reach - chunk.request.longest))
-        return cap if self._suffix is None else min(cap, self._suffix.most(chunk))
+        if self._suffix is not None:
+            return min(cap, self._suffix.most(chunk))
+        return cap if self._following is None else min(cap, self._following.most(chunk))
 
     def _follow(self, prompts: Sequence[Chunk], room: int) -> list[Read]:
         """The draft reads what the target reads, and of a cached prefix what it has not: the shortest gaps first."""

@@ -12,10 +12,11 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from outrider_runtime.config import EngineConfig
 from outrider_runtime.engine import capture
-from outrider_runtime.engine.capture import FEW_QUERIES, Draft, DraftRead, Forward, Program, Sample, Widths
+from outrider_runtime.engine.capture import FEW_QUERIES, Draft, DraftRead, Extend, Forward, Program, Sample, Widths
 from outrider_runtime.engine.device_step import gather_batch, update_tables
 from outrider_runtime.engine.feed import AT_THE_END, BlockUpdate, Feed, FeedBuffer, FeedShape, Share, shape_of
 from outrider_runtime.engine.request import Request
@@ -24,16 +25,17 @@ from outrider_runtime.engine.scheduler import Chunk
 from outrider_runtime.engine.state import DeviceState
 from outrider_runtime.graphs import Graphs, bucket, buckets, seconds, unpadded
 from outrider_runtime.kv.cache import KVCache
-from outrider_runtime.models.causal import CausalLM
+from outrider_runtime.models.causal import CausalLM, Weighted
 from outrider_runtime.sampling.logprobs import logprobs as logprobs_of
 from outrider_runtime.sampling.params import MAX_LOGPROBS
 from outrider_runtime.sampling.sampler import sample
 from outrider_runtime.sampling.table import Mode, SamplingTable, mode_of
 from outrider_runtime.speculation.allocation import Captured
 from outrider_runtime.speculation.cost import StepShape
+from outrider_runtime.speculation.following import Following
 from outrider_runtime.speculation.proposer import Proposer, Read
 from outrider_runtime.speculation.registry import Setting, make_proposer
-from outrider_runtime.speculation.verify import commit, stands_by_lot
+from outrider_runtime.speculation.verify import commit, draw_lots, stands_by_lot
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +50,7 @@ class Runner:
         self,
         config: EngineConfig,
         target: CausalLM,
-        draft: CausalLM | None,
+        draft: Weighted | None,
         *,
         num_blocks: int,
         max_model_len: int,
@@ -68,6 +70,7 @@ class Runner:
         self.proposer: Proposer | None = make_proposer(
             Setting(config, target, draft, draft_cache, self._state, self._table)
         )
+        self.following = self.proposer if isinstance(self.proposer, Following) else None
         self._graphs = Graphs(device)
         tokens = config.scheduler.max_batched_tokens
         self._largest = FeedShape(slots, tokens, min(tokens, slots * (1 + self._longest_draft)), MOST_UPDATES)
@@ -77,7 +80,8 @@ class Runner:
             buckets(self._largest.rows),
             buckets(slots),
             lengths if self.proposer is not None else (),
-            reads=draft_cache is not None,
+            reads=self.proposer is not None and self.proposer.reads,
+            extends=self.following is not None,
         )
         # What a step's size counts as, where it is not padded to one of the widths.
         self.sizes = self.widths if self._graphs.active else replace(self.widths, tokens=unpadded(tokens))
@@ -89,13 +93,17 @@ class Runner:
         self._positions = torch.zeros(tokens, dtype=torch.int32, device=device)
         self._results = Results(slots, self._largest.rows, self._longest_draft, device)
         self._meant = torch.full((slots,), self._longest_draft, dtype=torch.int32, device=device)
-        # Benchmarks only: the mean number of tokens a step yields, whatever the drafts are.
-        self.accepted_length: float | None = None
+        self._lots: Tensor | None = None  # benchmarks only
 
     @property
     def on_host(self) -> bool:
         """Whether steps run while they are launched."""
         return self._state.tokens.device.type != "cuda"
+
+    def force_accepted_length(self, mean: float | None) -> None:
+        """For benchmarks, before the first step: the number of tokens a step yields, whatever the drafts are."""
+        state = self._state
+        self._lots = None if mean is None else draw_lots(mean, state.nobody + 1, state.tokens.device)
 
     def admit(self, request: Request) -> None:
         """Its text and parameters, into the slot that it was given."""
@@ -104,10 +112,16 @@ class Runner:
         self._table.write(request.slot, request.params, request.seed, request.prompt_length)
 
     def launch(
-        self, chunks: Sequence[Chunk], updates: Sequence[BlockUpdate], *, turns: int = 0, reads: Sequence[Read] = ()
+        self,
+        chunks: Sequence[Chunk],
+        updates: Sequence[BlockUpdate],
+        *,
+        turns: int = 0,
+        reads: Sequence[Read] = (),
+        extend: bool = False,
     ) -> Ticket:
-        """Start a step, whose chunks draft as much as they say, in a loop of so many turns, after these reads. The
-        ticket's chunks may draft less, and come in another order."""
+        """Start a step, whose chunks draft as much as they say, in a loop of so many turns, after these reads; with
+        `extend`, the draft follows it then. The ticket's chunks may draft less, and come in another order."""
         updates = self._send_ahead(updates)
         chunks = _drafting_first(chunks)
         mode = max(mode_of(chunk.request.params) for chunk in chunks)
@@ -124,12 +138,18 @@ class Runner:
                 chunks = _drafting_first(chunks)
                 feed = self._feed(chunks, updates)
                 self._meant.fill_(self._longest_draft)
-        self._forward(feed, small=all(chunk.length + chunk.draft_length <= FEW_QUERIES for chunk in chunks))
+        small = all(chunk.length + chunk.draft_length <= FEW_QUERIES for chunk in chunks)
+        narrow = all(chunk.length + chunk.draft_length == 1 for chunk in chunks)
+        self._forward(feed, small=small, narrow=narrow)
         if any(chunk.samples for chunk in chunks):
             self._sample(feed, mode, logprobs=logprobs)
         else:
             self._results.tokens.zero_()
-        return self._results.send(chunks, logprobs=logprobs)
+        ticket = self._results.send(chunks, logprobs=logprobs)
+        if extend and self.following is not None:  # the host need not wait for that
+            self.following.extended(chunks)
+            self._extend(feed, small=small)
+        return ticket
 
     def capture(self, draft_tokens: int, report: Callable[[str], None]) -> None:
         """What a server needs before it is ready; what follows is idle()'s. Nothing where there are no graphs.
@@ -202,8 +222,10 @@ class Runner:
             feed = self._feeds.pack(shares, [], padded)
             if shape.draft_length:
                 self._draft(feed, shape.draft_requests, shape.draft_length, Mode.GREEDY)
-            self._forward(feed, small=True)
+            self._forward(feed, small=True, narrow=not shape.draft_length)
             self._sample(feed, Mode.GREEDY, logprobs=False)
+            if self.following is not None:
+                self._extend(feed, small=True)
 
         took = seconds(self._state.tokens.device, step)
         self._meant.fill_(self._longest_draft)
@@ -216,14 +238,16 @@ class Runner:
 
     def _prepare(self, program: Program) -> None:
         match program:
-            case Forward(tokens, small):
-                self._forward(self._nobody(self._feeds, tokens=tokens), small=small)
+            case Forward(tokens, small, narrow):
+                self._forward(self._nobody(self._feeds, tokens=tokens), small=small, narrow=narrow)
             case Sample(rows, mode, logprobs):
                 self._sample(self._nobody(self._feeds, rows=rows), mode, logprobs=logprobs)
             case Draft(requests, length, mode):
                 self._draft(self._nobody(self._feeds), requests, length, mode)
             case DraftRead(tokens):
                 self._read(self._nobody(self._read_feeds, tokens=tokens))
+            case Extend(tokens, small):
+                self._extend(self._nobody(self._feeds, tokens=tokens), small=small)
 
     def _nobody(self, buffer: FeedBuffer, **sizes: int) -> Feed:
         return buffer.pack([], [], replace(self._largest, **sizes))
@@ -256,16 +280,27 @@ class Runner:
 
         self._graphs.run(Draft(requests, length, mode), program)
 
-    def _forward(self, feed: Feed, *, small: bool) -> None:
+    def _forward(self, feed: Feed, *, small: bool, narrow: bool = False) -> None:
         tokens = len(feed.owners)
 
         def program() -> None:
             update_tables(self._state, feed)
-            batch = gather_batch(self._state, feed, self._cache, self.target.attention_shape, small=small)
+            batch = gather_batch(
+                self._state, feed, self._cache, self.target.attention_shape, small=small, narrow=narrow
+            )
             self._positions[:tokens] = batch.positions
             self._hidden[:tokens] = self.target(batch, self._cache)
 
-        self._graphs.run(Forward(tokens, small), program)
+        self._graphs.run(Forward(tokens, small, narrow), program)
+
+    def _extend(self, feed: Feed, *, small: bool) -> None:
+        tokens = len(feed.owners)
+
+        def program() -> None:
+            assert self.following is not None
+            self.following.extend(feed, self._hidden[:tokens], self._positions[:tokens], small=small)
+
+        self._graphs.run(Extend(tokens, small), program)
 
     def _sample(self, feed: Feed, mode: Mode, *, logprobs: bool) -> None:
         owners = self._feeds.views(self._largest).owners  # all, since a graph serves steps of any number of tokens
@@ -276,9 +311,7 @@ class Runner:
             sampled = sample(logits, slots, positions, self._table, mode)
             if logprobs:
                 self._results.tell(logprobs_of(logits, sampled, min(MAX_LOGPROBS, logits.shape[-1])))
-            stands = None
-            if self.accepted_length is not None:
-                stands = stands_by_lot(self._state, feed, self._table, self.accepted_length)
+            stands = None if self._lots is None else stands_by_lot(self._state, feed, self._lots)
             requests = len(feed.slots) - 1
             commit(self._state, feed, sampled, self._meant[:requests], self._results.tokens[:requests], stands)
 
@@ -292,14 +325,17 @@ class Runner:
                 chunk.length,
                 chunk.draft_length,
                 samples=chunk.samples,
+                written=chunk.request.published * self._block_size,
             )
             for chunk in chunks
         ]
         return self._pack(self._feeds, shares, updates)
 
-    def _share(self, request: Request, start: int, length: int, drafts: int = 0, *, samples: bool = False) -> Share:
+    def _share(
+        self, request: Request, start: int, length: int, drafts: int = 0, *, samples: bool = False, written: int = 0
+    ) -> Share:
         assert request.slot is not None
-        return Share(request.slot, start, length, drafts, len(request.blocks) * self._block_size, samples)
+        return Share(request.slot, start, length, drafts, len(request.blocks) * self._block_size, samples, written)
 
     def _pack(self, buffer: FeedBuffer, shares: Sequence[Share], updates: Sequence[BlockUpdate]) -> Feed:
         """With graphs, padded to what one was or will be captured for."""

@@ -50,7 +50,10 @@ class Scheduler:
         block_size: int,
         max_model_len: int,
         clock: Callable[[], float],
+        followed: bool = False,
     ) -> None:
+        """`followed`: a draft goes on from the target's hidden states, so that it needs that of the token before each
+        chunk, and a place for its entry of the token behind."""
         if config.max_batched_tokens < config.max_concurrency:
             raise ValueError(
                 f"max_batched_tokens ({config.max_batched_tokens}) must be at least max_concurrency "
@@ -67,6 +70,7 @@ class Scheduler:
         self._block_size = block_size
         self._max_model_len = max_model_len
         self._clock = clock
+        self._followed = int(followed)
         self._last_change = clock()
         self._slots = list(range(config.max_concurrency - 1, -1, -1))  # free ones
         self._admitted: list[Request] = []
@@ -93,6 +97,7 @@ class Scheduler:
         decoding = [
             request for request in self.running if request.pending == 1 and request.room(self._max_model_len) > 0
         ]
+        allowed = draft_tokens
         draft_tokens = self._affordable(draft_tokens, len(decoding))
         running = len(self.running)
         chunks = [chunk for request in decoding if (chunk := self._decode(request, draft_tokens))]
@@ -103,7 +108,7 @@ class Scheduler:
             if request.pending > 1 and budget > 0:
                 chunks.append(self._read(request, budget))
                 budget -= chunks[-1].length
-        while budget > 0 and not preempted and self._admit():
+        while budget > 0 and not preempted and self._admit(drafts=allowed > 0):
             chunks.append(self._read(self.running[-1], budget))
             budget -= chunks[-1].length
         return chunks
@@ -118,9 +123,9 @@ class Scheduler:
         """Offer the blocks that the step has filled with verified tokens to later requests."""
         size = self._block_size
         extend_chain(request.chain, request.tokens, size, request.computed)
-        for index in range(request.published, request.computed // size):
-            self._cache.publish(request.blocks[index], request.chain[index])
         followed = min(request.computed, request.draft_computed) // size
+        for index in range(request.published, request.computed // size):
+            self._cache.publish(request.blocks[index], request.chain[index], draft_valid=index < followed)
         for index in range(request.draft_published, followed):
             self._cache.mark_draft_valid(request.blocks[index])
         request.published, request.draft_published = request.computed // size, followed
@@ -150,7 +155,7 @@ class Scheduler:
         """One token and its drafts, in blocks taken from the latest requests if need be; None if it was one itself."""
         if not request.blocks:
             return None  # preempted for an earlier one
-        while not self._grow(request, min(request.longest, self._max_model_len)):
+        while not self._grow(request, min(request.longest + self._followed, self._max_model_len)):
             latest = self.running[-1]
             self._preempt(latest)
             if latest is request:
@@ -160,14 +165,14 @@ class Scheduler:
         if request.params.speculative is not None:
             wanted = min(wanted, request.params.speculative)
         # Drafts may be refused: they never take the blocks that requests need to go on.
-        end = min(request.longest + wanted, self._max_model_len)
+        end = min(request.longest + wanted + self._followed, self._max_model_len)
         if self._missing(request, end) <= self._spare:
             self._grow(request, end)
-        wanted = min(wanted, len(request.blocks) * self._block_size - request.shortest)
+        wanted = min(wanted, len(request.blocks) * self._block_size - self._followed - request.shortest)
         return Chunk(request, request.shortest - 1, 1, max(0, wanted), decodes=True, samples=True)
 
-    def _admit(self) -> bool:
-        """Start the request that has waited longest, if blocks for all of its text are to be had."""
+    def _admit(self, *, drafts: bool) -> bool:
+        """Start the request that has waited longest, if blocks for all of its text are to be had. `drafts`: it may."""
         if not self.waiting or len(self.running) >= self._config.max_concurrency:
             return False
         request = self.waiting[0]
@@ -175,22 +180,28 @@ class Scheduler:
         reusable = (length - 1) // self._block_size  # the last token is computed in any case, for its logits
         extend_chain(request.chain, request.tokens, self._block_size, length)
         hit = self._cache.take(request.chain[:reusable])
-        request.blocks = hit.blocks
-        if (self.running and self._missing(request, length) > self._spare) or not self._grow(request, length):
+        cached = len(hit.blocks)
+        if self._followed and drafts and request.params.speculative != 0:
+            # What the draft did not follow it cannot catch up on: better computed again, once.
+            cached = hit.draft_blocks
+            self._cache.pool.release(reversed(hit.blocks[cached:]))
+        request.blocks = hit.blocks[:cached]
+        end = min(length + self._followed, self._max_model_len)
+        if (self.running and self._missing(request, end) > self._spare) or not self._grow(request, end):
             self._release(request)
             return False
-        request.computed = len(hit.blocks) * self._block_size
+        request.computed = max(0, cached * self._block_size - self._followed)
         request.draft_computed = hit.draft_blocks * self._block_size
-        request.published, request.draft_published = len(hit.blocks), hit.draft_blocks
+        request.published, request.draft_published = cached, hit.draft_blocks
         request.slot = self._slots.pop()
         request.lease += 1
         self._admitted.append(request)
         self._updates += [(request.slot, index, block) for index, block in enumerate(request.blocks)]
         if not request.admitted:
             request.admitted = True
-            request.cached_tokens = request.computed
+            request.cached_tokens = cached * self._block_size
             self.prefix_queries += length
-            self.prefix_hits += request.computed
+            self.prefix_hits += request.cached_tokens
         self.running.append(self.waiting.popleft())
         return True
 

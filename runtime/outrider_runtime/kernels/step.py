@@ -27,6 +27,7 @@ def gather(
     slots: Tensor,
     starts: Tensor,
     capacities: Tensor,
+    written: Tensor,
     query_starts: Tensor,
     owners: Tensor,
     *,
@@ -48,6 +49,7 @@ def gather(
         slots,
         starts,
         capacities,
+        written,
         query_starts,
         owners,
         ids,
@@ -196,6 +198,7 @@ def _gather(
     slots: tl.tensor,
     starts: tl.tensor,
     capacities: tl.tensor,
+    written: tl.tensor,
     query_starts: tl.tensor,
     owners: tl.tensor,
     ids: tl.tensor,
@@ -217,6 +220,7 @@ def _gather(
     position = start + token - tl.load(query_starts + owner, mask=there, other=0)
     text = tl.load(texts + slot * text_stride + tl.minimum(position, last_column), mask=there, other=0)
     capacity = tl.load(capacities + owner, mask=there, other=0)
+    capacity = tl.where(position < tl.load(written + owner, mask=there, other=0), 0, capacity)
     place = _place_of(block_tables, table_stride, last_block, slot, position, capacity, nowhere, there, BLOCK_SIZE)
     tl.store(ids + token, text, mask=there)
     tl.store(positions + token, position, mask=there)

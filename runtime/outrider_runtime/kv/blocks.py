@@ -76,3 +76,10 @@ class BlockPool:
         if self._refs[block] == 0:
             raise ValueError(f"block {block} has no user; publish it before it is released")
         self._published[block] = True
+
+    def withdraw(self, block: int) -> None:
+        """Take publish() back: its contents are worth nothing any more."""
+        self._published[block] = False
+        if block in self._cached:
+            del self._cached[block]
+            self._free.append(block)

@@ -52,12 +52,21 @@ class PrefixCache:
         invalid = (index for index, block in enumerate(blocks) if block not in self._draft_valid)
         return PrefixHit(blocks, next(invalid, len(blocks)))
 
-    def publish(self, block: int, digest: Digest) -> None:
-        """A full block's KV is written and its tokens are verified. The first of several equal blocks is kept."""
-        if self._enabled and digest not in self._block_of:
-            self._block_of[digest] = block
-            self._digest_of[block] = digest
-            self.pool.publish(block)
+    def publish(self, block: int, digest: Digest, *, draft_valid: bool = False) -> None:
+        """A full block's KV is written and its tokens are verified. Of several equal blocks the first is kept, or the
+        first with the draft's KV, if this one is so far."""
+        if not self._enabled:
+            return
+        if (known := self._block_of.get(digest)) is not None:
+            if known in self._draft_valid or not draft_valid:
+                return
+            self._forget(known)
+            self.pool.withdraw(known)
+        self._block_of[digest] = block
+        self._digest_of[block] = digest
+        self.pool.publish(block)
+        if draft_valid:
+            self._draft_valid.add(block)
 
     def mark_draft_valid(self, block: int) -> None:
         """The block's draft KV is written too."""

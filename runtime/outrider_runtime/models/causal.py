@@ -1,9 +1,9 @@
-"""What the engine asks of a causal language model, whoever wrote its layers."""
+"""What the engine asks of any model: weights to fill; and of a causal language model, whoever wrote its layers."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -16,24 +16,14 @@ from outrider_runtime.models.config import ModelConfig
 from outrider_runtime.models.weights import derivable
 
 
-class CausalLM(nn.Module):
+class Weighted(nn.Module):
     """Weights are uninitialised until they are copied to shards()."""
-
-    attention_shape: AttentionShape
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device | str) -> None:
         super().__init__()
         self.config = config
         self.dtype = dtype
         self.device = torch.device(device)
-
-    @abstractmethod
-    def forward(self, batch: Batch, cache: KVCache) -> Tensor:
-        """Write the batch's KV and return its hidden states after the last norm, [tokens, hidden]."""
-
-    @abstractmethod
-    def logits(self, hidden: Tensor) -> Tensor:
-        """[rows, hidden] to [rows, vocab]."""
 
     @abstractmethod
     def shards(self) -> dict[str, Tensor]:
@@ -60,6 +50,41 @@ class CausalLM(nn.Module):
         if any(names for _, names in faults):
             told = "; ".join(f"{fault}: {_some(names)}" for fault, names in faults if names)
             raise Refusal("UnsupportedModel", f"the checkpoint's tensors do not fit {self.config.architecture}: {told}")
+
+    def check(self, target: ModelConfig) -> None:
+        """Of a draft whose weights are read: whether it can draft for this target. Raises Refusal."""
+
+
+class CausalLM(Weighted):
+    """`taps` [tokens, layers * hidden], once tap() was called, is what enters the tapped layers, by a step's tokens."""
+
+    attention_shape: AttentionShape
+    taps: Tensor | None = None
+
+    @abstractmethod
+    def forward(self, batch: Batch, cache: KVCache) -> Tensor:
+        """Write the batch's KV and return its hidden states after the last norm, [tokens, hidden]."""
+
+    @abstractmethod
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[rows, hidden] to [rows, vocab]."""
+
+    def tap(self, layers: Sequence[int], tokens: int) -> None:
+        """From now on forward() leaves in `taps` what enters these layers, for steps of up to `tokens`. What would
+        enter one more layer than there are is what leaves the last. Raises Refusal(UnsupportedModel)."""
+        raise Refusal(
+            "UnsupportedModel",
+            f"{self.config.architecture} runs by transformers' code, which does not give out what enters its layers; "
+            "use the method draft-model, ngram or medusa",
+        )
+
+    def embeddings(self) -> Tensor:
+        """[vocab, hidden], for drafts that share them. Raises Refusal(UnsupportedModel)."""
+        raise Refusal(
+            "UnsupportedModel",
+            f"{self.config.architecture} runs by transformers' code, whose embedding no draft shares; "
+            "use the method draft-model, ngram or medusa",
+        )
 
 
 def _some(names: list[str], shown: int = 5) -> str:

@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer
 
+from outrider_runtime.config import Method
 from outrider_runtime.errors import Refusal
 from outrider_runtime.models.config import ModelConfig, model_config, tensor_shapes
+from outrider_runtime.models.eagle_config import eagle_config
+from outrider_runtime.models.medusa_config import medusa_config
 from outrider_runtime.models.weights import Weights, expected, folder_weights, torn
 
 if TYPE_CHECKING:
@@ -37,13 +40,7 @@ class Checkpoint:
 
     def weights(self) -> Weights:
         """What there is to read, every tensor held against the shape. Raises Refusal."""
-        weights: Weights | None = self.gguf or folder_weights(self.path)
-        if weights is None:
-            raise Refusal(
-                "ModelNotFound",
-                f"{self.name}: no model.safetensors, pytorch_model.bin or .gguf in the folder; "
-                "copy or download the model again",
-            )
+        weights: Weights = self.gguf or _folder_weights(self.name, self.path)
         expected(weights, tensor_shapes(self.config), self.name)
         return weights
 
@@ -58,6 +55,34 @@ def open_checkpoint(name: str, path: Path, cache: Path) -> Checkpoint:
     generation = path / "generation_config.json"
     config = model_config(_json(path / "config.json"), _json(generation) if generation.is_file() else None)
     return Checkpoint(name, path, config, path)
+
+
+def open_head(name: str, path: Path, method: Method, target: Checkpoint) -> Checkpoint:
+    """Of what drafts from the hidden states of `target`. Its tensors, which are there, tell what it is. Raises
+    Refusal."""
+    if target.config.transformers is not None and method != "medusa":
+        raise Refusal(
+            "UnsupportedModel",
+            f"{target.name}: {target.config.architecture} runs by transformers' code, which an EAGLE head cannot look "
+            "into; use the method draft-model, ngram or medusa",
+        )
+    tensors = _folder_weights(name, path).shapes
+    if method == "medusa":
+        config = medusa_config(name, tensors, target.config)
+    else:
+        version = 3 if method == "eagle3" else 1
+        config = eagle_config(name, version, _json(path / "config.json"), tensors, target.config)
+    return Checkpoint(name, path, config, target.tokenizer)
+
+
+def _folder_weights(name: str, path: Path) -> Weights:
+    if (weights := folder_weights(path)) is None:
+        raise Refusal(
+            "ModelNotFound",
+            f"{name}: no model.safetensors, pytorch_model.bin, medusa_lm_head.pt or .gguf in the folder; "
+            "copy or download the model again",
+        )
+    return weights
 
 
 def _gguf(name: str, path: Path) -> Path | None:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from outrider_runtime.errors import Refusal
+
+if TYPE_CHECKING:
+    from outrider_runtime.models.eagle_config import EagleShape
+    from outrider_runtime.models.medusa_config import MedusaShape
 
 # architecture -> (bias on q, k, v; norm on the heads of q and k)
 ARCHITECTURES = {
@@ -72,6 +76,7 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...] = field(default=())
     bos_token_id: int | None = None
     transformers: Mapping[str, Any] | None = None  # config.json, where transformers' code runs the model
+    head: EagleShape | MedusaShape | None = None  # of what drafts from a target's hidden states
 
 
 def model_config(config: Mapping[str, Any], generation: Mapping[str, Any] | None = None) -> ModelConfig:
@@ -79,10 +84,10 @@ def model_config(config: Mapping[str, Any], generation: Mapping[str, Any] | None
     architecture = (config.get("architectures") or ["none"])[0]
     if architecture not in (*ARCHITECTURES, *GENERIC_ARCHITECTURES):
         supported = ", ".join((*ARCHITECTURES, *GENERIC_ARCHITECTURES))
-        raise _unsupported(f"architecture {architecture}; supported: {supported}")
+        raise unsupported(f"architecture {architecture}; supported: {supported}")
     if quantization := config.get("quantization_config"):
         method = quantization.get("quant_method", "an unnamed method")
-        raise _unsupported(
+        raise unsupported(
             f"the checkpoint is quantized by {method}; give one in bfloat16, float16 or float32, or a GGUF file"
         )
     eos = (generation or {}).get("eos_token_id")
@@ -93,26 +98,26 @@ def model_config(config: Mapping[str, Any], generation: Mapping[str, Any] | None
 
         return generic_config(config, eos_token_ids)
     if (act := config.get("hidden_act", "silu")) != "silu":
-        raise _unsupported(f"hidden_act {act}; supported: silu")
+        raise unsupported(f"hidden_act {act}; supported: silu")
     qkv_bias, qk_norm = ARCHITECTURES[architecture]
     # Qwen2's and Mistral's code knows no such field
     attention_bias = architecture in ("LlamaForCausalLM", "Qwen3ForCausalLM") and bool(config.get("attention_bias"))
-    heads = _size(config, "num_attention_heads")
-    kv_heads = _size(config, "num_key_value_heads", heads)
+    heads = size_of(config, "num_attention_heads")
+    kv_heads = size_of(config, "num_key_value_heads", heads)
     if heads % kv_heads:
-        raise _unsupported(f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}")
-    layers = _size(config, "num_hidden_layers")
-    rope_theta, rope_scaling = _rope(config)
+        raise unsupported(f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}")
+    layers = size_of(config, "num_hidden_layers")
+    rope_theta, rope_scaling = rope_of(config)
     return ModelConfig(
         architecture=architecture,
-        vocab_size=_size(config, "vocab_size"),
-        hidden_size=_size(config, "hidden_size"),
-        intermediate_size=_size(config, "intermediate_size"),
+        vocab_size=size_of(config, "vocab_size"),
+        hidden_size=size_of(config, "hidden_size"),
+        intermediate_size=size_of(config, "intermediate_size"),
         num_layers=layers,
         num_heads=heads,
         num_kv_heads=kv_heads,
-        head_dim=_size(config, "head_dim", 128 if qk_norm else _size(config, "hidden_size") // heads),
-        max_position_embeddings=_size(config, "max_position_embeddings"),
+        head_dim=size_of(config, "head_dim", 128 if qk_norm else size_of(config, "hidden_size") // heads),
+        max_position_embeddings=size_of(config, "max_position_embeddings"),
         rms_norm_eps=config.get("rms_norm_eps", 1e-6),
         rope_theta=rope_theta,
         rope_scaling=rope_scaling,
@@ -134,6 +139,21 @@ def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         from outrider_runtime.models.generic import generic_tensor_shapes  # imports transformers
 
         return generic_tensor_shapes(config)
+    if config.head is not None:
+        return config.head.tensor_shapes(config)
+    hidden = config.hidden_size
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config.vocab_size, hidden)}
+    for i in range(config.num_layers):
+        shapes |= {f"model.layers.{i}.{name}": shape for name, shape in layer_shapes(config).items()}
+    shapes["model.norm.weight"] = (hidden,)
+    if not config.tie_word_embeddings:
+        shapes["lm_head.weight"] = (config.vocab_size, hidden)
+    return shapes
+
+
+def layer_shapes(config: ModelConfig, inputs: int | None = None) -> dict[str, tuple[int, ...]]:
+    """A decoder layer's tensors by their names in it. `inputs`: the size of what it attends from, if not the hidden
+    state's."""
     hidden, ffn = config.hidden_size, config.intermediate_size
     q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     layer: dict[str, tuple[int, ...]] = {
@@ -141,9 +161,9 @@ def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         "post_attention_layernorm.weight": (hidden,),
     }
     for name, rows, columns, bias in (
-        ("self_attn.q_proj", q, hidden, config.attention_bias),
-        ("self_attn.k_proj", kv, hidden, config.attention_bias),
-        ("self_attn.v_proj", kv, hidden, config.attention_bias),
+        ("self_attn.q_proj", q, inputs or hidden, config.attention_bias),
+        ("self_attn.k_proj", kv, inputs or hidden, config.attention_bias),
+        ("self_attn.v_proj", kv, inputs or hidden, config.attention_bias),
         ("self_attn.o_proj", hidden, q, config.output_bias),
         ("mlp.gate_proj", ffn, hidden, config.mlp_bias),
         ("mlp.up_proj", ffn, hidden, config.mlp_bias),
@@ -154,29 +174,22 @@ def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
             layer[f"{name}.bias"] = (rows,)
     if config.qk_norm:
         layer["self_attn.q_norm.weight"] = layer["self_attn.k_norm.weight"] = (config.head_dim,)
-
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config.vocab_size, hidden)}
-    for i in range(config.num_layers):
-        shapes |= {f"model.layers.{i}.{name}": shape for name, shape in layer.items()}
-    shapes["model.norm.weight"] = (hidden,)
-    if not config.tie_word_embeddings:
-        shapes["lm_head.weight"] = (config.vocab_size, hidden)
-    return shapes
+    return layer
 
 
-def _rope(config: Mapping[str, Any]) -> tuple[float, Mapping[str, Any] | None]:
+def rope_of(config: Mapping[str, Any]) -> tuple[float, Mapping[str, Any] | None]:
     """(theta, scaling). transformers >= 5 writes rope_parameters; before, rope_theta and rope_scaling."""
     rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
     theta = float(rope.get("rope_theta") or config.get("rope_theta") or 10000.0)
     rope_type = rope.get("rope_type") or rope.get("type") or "default"
     if rope_type not in ROPE_TYPES:
-        raise _unsupported(f"rope_type {rope_type}; supported: {', '.join(ROPE_TYPES)}")
+        raise unsupported(f"rope_type {rope_type}; supported: {', '.join(ROPE_TYPES)}")
     for name in ROPE_TYPES[rope_type]:
         if not isinstance(rope.get(name), int | float):
-            raise _unsupported(f"rope_type {rope_type} without {name}; give the model's own config.json")
+            raise unsupported(f"rope_type {rope_type} without {name}; give the model's own config.json")
     partial = rope.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
     if partial != 1.0:
-        raise _unsupported(f"partial_rotary_factor {partial}; supported: 1")
+        raise unsupported(f"partial_rotary_factor {partial}; supported: 1")
     return theta, None if rope_type == "default" else {**rope, "rope_type": rope_type}
 
 
@@ -188,26 +201,26 @@ def _sliding_window(architecture: str, layers: int, config: Mapping[str, Any]) -
     window: int | None = config.get("sliding_window", 4096)
     if not window or not (mistral or config.get("use_sliding_window", False)):
         return None
-    if window >= _size(config, "max_position_embeddings"):
+    if window >= size_of(config, "max_position_embeddings"):
         return None
     types = config.get("layer_types")
     windowed = types.count("sliding_attention") if types else layers
     if not types and not mistral:
         windowed = max(0, layers - config.get("max_window_layers", 28))
     if windowed not in (0, layers):
-        raise _unsupported(f"a sliding window on {windowed} of {layers} layers; supported: on all or none")
+        raise unsupported(f"a sliding window on {windowed} of {layers} layers; supported: on all or none")
     return window if windowed else None
 
 
-def _size(config: Mapping[str, Any], name: str, default: int | None = None) -> int:
+def size_of(config: Mapping[str, Any], name: str, default: int | None = None) -> int:
     value = config.get(name)
     if value is None:
         value = default
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         found = "is missing" if value is None else f"is {value!r}"
-        raise _unsupported(f"{name} {found} in config.json; it must be a positive integer")
+        raise unsupported(f"{name} {found} in config.json; it must be a positive integer")
     return value
 
 
-def _unsupported(message: str) -> Refusal:
+def unsupported(message: str) -> Refusal:
     return Refusal("UnsupportedModel", message)

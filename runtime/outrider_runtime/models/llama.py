@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -29,13 +32,16 @@ class LlamaForCausalLM(CausalLM):
         )
         self.rope = RotaryEmbedding(config, device)
         self.attention_shape = AttentionShape(config.num_heads // config.num_kv_heads, config.sliding_window, dtype)
+        self._tapped: dict[int, list[Tensor]] = {}
 
     @torch.inference_mode()
     def forward(self, batch: Batch, cache: KVCache) -> Tensor:
         hidden = self.embedding(batch.token_ids)
         rotation = self.rope(batch.positions, self.dtype)
-        for layer in self.layers:
+        for index, layer in enumerate(self.layers):
+            self._tap(index, hidden)
             hidden = layer(hidden, rotation, batch, cache)
+        self._tap(len(self.layers), hidden)
         normed: Tensor = self.norm(hidden)
         return normed
 
@@ -43,6 +49,20 @@ class LlamaForCausalLM(CausalLM):
     def logits(self, hidden: Tensor) -> Tensor:
         logits: Tensor = self.head.logits(hidden)
         return logits
+
+    def tap(self, layers: Sequence[int], tokens: int) -> None:
+        size = self.config.hidden_size
+        self.taps = torch.zeros(tokens, len(layers) * size, dtype=self.dtype, device=self.device)
+        self._tapped = defaultdict(list)
+        for layer, place in zip(layers, self.taps.chunk(len(layers), dim=1), strict=True):
+            self._tapped[layer].append(place)
+
+    def embeddings(self) -> Tensor:
+        return self.embedding.weight
+
+    def _tap(self, layer: int, hidden: Tensor) -> None:
+        for place in self._tapped.get(layer, ()):
+            place[: len(hidden)] = hidden
 
     def shards(self) -> dict[str, Tensor]:
         shards = self.embedding.shards("model.embed_tokens") | self.norm.shards("model.norm")
@@ -78,7 +98,16 @@ class DecoderLayer(nn.Module):
 
 
 class Attention(nn.Module):
-    def __init__(self, config: ModelConfig, index: int, dtype: torch.dtype, device: torch.device | str) -> None:
+    """`inputs`: the size of what it attends from, where that is not the hidden state's."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        index: int,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        inputs: int | None = None,
+    ) -> None:
         super().__init__()
         self.index = index
         self.scale = config.head_dim**-0.5
@@ -87,7 +116,7 @@ class Attention(nn.Module):
             "k_proj": config.num_kv_heads * config.head_dim,
             "v_proj": config.num_kv_heads * config.head_dim,
         }
-        self.qkv = MergedLinear(config.hidden_size, sizes, config.attention_bias, dtype, device)
+        self.qkv = MergedLinear(inputs or config.hidden_size, sizes, config.attention_bias, dtype, device)
         self.output = MergedLinear(sizes["q_proj"], {"o_proj": config.hidden_size}, config.output_bias, dtype, device)
         self.query_norm: RMSNorm | None = None
         self.key_norm: RMSNorm | None = None
@@ -97,11 +126,15 @@ class Attention(nn.Module):
 
     def forward(self, hidden: Tensor, norm: RMSNorm, rotation: Rotation, batch: Batch, cache: KVCache) -> Tensor:
         """`hidden`, [tokens, hidden], plus the attention of its norm."""
+        return self.added(self.qkv(hidden, norm), hidden, rotation, batch, cache)
+
+    def added(self, qkv: Tensor, residual: Tensor, rotation: Rotation, batch: Batch, cache: KVCache) -> Tensor:
+        """`residual`, [tokens, hidden], plus the attention of these queries, keys and values."""
         norms = None if self.query_norm is None or self.key_norm is None else (self.query_norm, self.key_norm)
         keys, values = cache.layers[self.index]
-        query = turn_and_store(self.qkv(hidden, norm), rotation, keys, values, batch.slots, norms)
+        query = turn_and_store(qkv, rotation, keys, values, batch.slots, norms)
         attended = attend(query, keys, values, batch.attention, self.scale)
-        return self.output.added(attended.flatten(1), hidden)
+        return self.output.added(attended.flatten(1), residual)
 
     def shards(self, name: str) -> dict[str, Tensor]:
         # The projections are the layer's own children in a checkpoint: their names hang on `name` itself.

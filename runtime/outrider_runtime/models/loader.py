@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Generic, TypeVar
 
 import torch
 
 from outrider_runtime.config import EngineConfig
 from outrider_runtime.engine.messages import DraftState, LoadedModel
 from outrider_runtime.errors import Refusal
-from outrider_runtime.models.causal import CausalLM
+from outrider_runtime.models.causal import CausalLM, Weighted
 from outrider_runtime.models.config import ModelConfig
 from outrider_runtime.models.memory import parameters
 from outrider_runtime.models.preflight import Candidate, Preflight, Report, cache_folder, preflight, refused
-from outrider_runtime.models.registry import make_model
+from outrider_runtime.models.registry import make_draft, make_model
 from outrider_runtime.models.sources import find
 from outrider_runtime.models.transfer import fill
+
+T = TypeVar("T", bound=Weighted)
 
 _API_DTYPES = {torch.bfloat16: "BFloat16", torch.float16: "Float16", torch.float32: "Float32"}
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
-    module: CausalLM  # on its device, weights loaded
+class Model(Generic[T]):
+    module: T  # on its device, weights loaded
     config: ModelConfig
     loaded: LoadedModel
 
@@ -36,8 +40,8 @@ class Loaded:
     (draft.config.vocab_size) than the target: past the one it does not draft, and ids past `vocab_size` it must not.
     """
 
-    target: Model
-    draft: Model | None
+    target: Model[CausalLM]
+    draft: Model[Weighted] | None
     draft_state: DraftState
     tokenizer_path: Path  # a folder with tokenizer.json and the chat template
     max_model_len: int  # tokens, prompt and answer together
@@ -51,14 +55,15 @@ class Loaded:
 def load(config: EngineConfig, report: Report) -> Loaded:
     """Load target and draft. `report` gets a line now and then, for logs. Raises Refusal."""
     ready = preflight(config, report, passed=report)
-    target = _load(config, ready.target, ready, report)
+    target = _load(config, ready.target, ready, report, make_model)
     draft, draft_state = None, ready.draft_state
     if ready.draft is not None:
         try:
-            draft = _load(config, ready.draft, ready, report)
+            draft = _load(config, ready.draft, ready, report, make_draft)
+            draft.module.check(target.config)
             draft_state = DraftState(True, message=draft_state.message, model=draft.loaded)
         except Refusal as refusal:
-            draft_state = refused(config, refusal)
+            draft, draft_state = None, refused(config, refusal)
     return Loaded(
         target=target,
         draft=draft,
@@ -73,10 +78,16 @@ def load(config: EngineConfig, report: Report) -> Loaded:
     )
 
 
-def _load(config: EngineConfig, candidate: Candidate, ready: Preflight, report: Report) -> Model:
+def _load(
+    config: EngineConfig,
+    candidate: Candidate,
+    ready: Preflight,
+    report: Report,
+    make: Callable[[ModelConfig, torch.dtype, torch.device], T],
+) -> Model[T]:
     found = find(candidate.source, cache_folder(config), report)
     checkpoint = candidate.checkpoint
-    module = make_model(checkpoint.config, ready.dtype, ready.device)
+    module = make(checkpoint.config, ready.dtype, ready.device)
     fill(module.shards(), checkpoint.weights(), checkpoint.name, report)
     module.eval()
     loaded = LoadedModel(found.revision, parameters(checkpoint.config), _API_DTYPES[ready.dtype])

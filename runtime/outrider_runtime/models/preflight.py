@@ -9,10 +9,10 @@ from pathlib import Path
 import torch
 from huggingface_hub import constants
 
-from outrider_runtime.config import EngineConfig, SourceConfig
+from outrider_runtime.config import HEADS, WITH_WEIGHTS, EngineConfig, SourceConfig
 from outrider_runtime.engine.messages import DraftState
 from outrider_runtime.errors import Refusal
-from outrider_runtime.models.checkpoint import Checkpoint, open_checkpoint
+from outrider_runtime.models.checkpoint import Checkpoint, open_checkpoint, open_head
 from outrider_runtime.models.config import ModelConfig
 from outrider_runtime.models.host import cpu_memory
 from outrider_runtime.models.memory import Memory, Plan, parameters, plan
@@ -60,9 +60,10 @@ def preflight(config: EngineConfig, report: Report, passed: Report) -> Preflight
         passed(f"memory: {settled}")
         return settled
 
-    if config.speculation.method == "draft-model":
+    if config.speculation.method in WITH_WEIGHTS:
         try:
-            draft = _draft(config, target, report, passed)
+            prepare = _head if config.speculation.method in HEADS else _draft
+            draft = prepare(config, target, report, passed)
             settled = planned(draft)
         except Refusal as refusal:
             return Preflight(target, None, refused(config, refusal), planned(None), device, dtype)
@@ -85,6 +86,11 @@ def shorter_context(draft: Checkpoint, max_model_len: int) -> str:
     context = draft.config.max_position_embeddings
     if context >= max_model_len:
         return ""
+    if draft.config.head is not None:
+        return (
+            f"draft: trained on {context} tokens of the target's {max_model_len}; further on it drafts, too, but fewer "
+            "of its tokens may be accepted"
+        )
     return f"draft: reads {context} tokens of the target's {max_model_len}; what follows is decoded without drafts"
 
 
@@ -128,6 +134,29 @@ def _draft(config: EngineConfig, target: Candidate, report: Report, passed: Repo
         f"end tokens: {list(ends[0])}" + ("" if ends[0] == ends[1] else f"; the draft's {list(ends[1])} are not used")
     )
     return draft
+
+
+def _head(config: EngineConfig, target: Candidate, report: Report, passed: Report) -> Candidate:
+    """Its weights are fetched at once: which tensors there are decides what it is."""
+    source, method = config.speculation.draft, config.speculation.method
+    if source is None:
+        raise Refusal("InvalidArgument", f"method {method} needs --draft-model")
+    cache = cache_folder(config)
+    found = find(source, cache, report)
+    head = open_head(source.uri, found.path, method, target.checkpoint)
+    head.weights()
+    shape, known = head.config, len(target.checkpoint.vocabulary())
+    if shape.vocab_size < known:
+        raise Refusal(
+            "TokenizerMismatch",
+            f"draft {source.uri} knows {shape.vocab_size} tokens, the tokenizer of target {target.source.uri} has "
+            f"{known}; give the head that was trained for this target",
+        )
+    passed(
+        f"draft: {shape.head}, {parameters(shape) / 1e6:.1f} M parameters, "
+        f"{source.uri}{f' at {found.revision}' if found.revision else ''}"
+    )
+    return Candidate(SourceConfig(source.uri, found.revision or None), head)
 
 
 def _device(config: EngineConfig) -> tuple[torch.device, Memory]:

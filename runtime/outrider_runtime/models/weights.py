@@ -109,11 +109,15 @@ class TorchWeights:
 
 
 def folder_weights(folder: Path) -> Weights | None:
-    """The weights in a folder of Hugging Face's layout, safetensors before .bin; None when there are none."""
+    """The weights in a folder of Hugging Face's layout, or Medusa's; safetensors before others. None when there are
+    none."""
     if files := _files(folder, "model", "safetensors"):
         return SafetensorsWeights(files)
     if files := _files(folder, "pytorch_model", "bin"):
         return TorchWeights(files)
+    for suffix in ("safetensors", "pt"):
+        if files := _files(folder, "medusa_lm_head", suffix):
+            return SafetensorsWeights(files) if suffix == "safetensors" else TorchWeights(files)
     return None
 
 
@@ -141,8 +145,9 @@ def expected(weights: Weights, shapes: Shapes, name: str) -> None:
 
 
 def derivable(tensor: str) -> bool:
-    """Tables and masks that old versions saved, and the head of a model that ties it to its embedding."""
-    return tensor == "lm_head.weight" or tensor.endswith(
+    """Tables and masks that old versions saved, the head of a model that ties it to its embedding, and what only the
+    training of a draft needs."""
+    return tensor in ("lm_head.weight", "t2d", "verifier_norm.weight", "verifier_lm_head.weight") or tensor.endswith(
         (".rotary_emb.inv_freq", ".attention.bias", ".attention.masked_bias")
     )
 

@@ -24,9 +24,10 @@ def workspace(
     if draft is not None:
         requests = config.scheduler.max_concurrency
         programs += [_body(config, draft, itemsize), _head(config, draft, requests, itemsize)]
+    kept = _state(config, target, itemsize, max_model_len) + _followed(config, target, draft, itemsize)
     if config.device == "cuda":
-        return _state(config, target, itemsize, max_model_len) + 2 * max(programs) + CUDA_OVERHEAD
-    return _state(config, target, itemsize, max_model_len) + max(programs)
+        return kept + 2 * max(programs) + CUDA_OVERHEAD
+    return kept + max(programs)
 
 
 def sampled_rows(config: EngineConfig) -> int:
@@ -43,17 +44,27 @@ def _state(config: EngineConfig, target: ModelConfig, itemsize: int, max_model_l
     return 4 * slots * words + config.scheduler.max_batched_tokens * (target.hidden_size * itemsize + 4)
 
 
+def _followed(config: EngineConfig, target: ModelConfig, draft: ModelConfig | None, itemsize: int) -> int:
+    """What the target keeps for a head: the inputs of its tapped layers, and a state by slot."""
+    if draft is None or draft.head is None:
+        return 0
+    tapped = config.scheduler.max_batched_tokens * len(draft.head.tapped) * target.hidden_size
+    return (tapped + (config.scheduler.max_concurrency + 1) * draft.hidden_size) * itemsize
+
+
 def _body(config: EngineConfig, model: ModelConfig, itemsize: int) -> int:
     """A layer over a full batch: the residual and its norm, the feed-forward's two halves and their product, queries,
     keys and values, and what attention has of each."""
     attention = model.num_heads * model.head_dim
     elements = 2 * model.hidden_size + 3 * model.intermediate_size
     elements += 2 * attention + 2 * model.num_kv_heads * model.head_dim
+    if model.head is not None:
+        elements += 3 * model.hidden_size  # its pairs, and what it begins with
     parts = 4 * ATTENTION_PARTS * attention if config.device == "cuda" else 0
     return config.scheduler.max_batched_tokens * (elements * itemsize + parts)
 
 
 def _head(config: EngineConfig, model: ModelConfig, rows: int, itemsize: int) -> int:
-    logits = rows * model.vocab_size
+    logits = rows * model.vocab_size * (1 if model.head is None else 2)  # a head's may be spread over the target's
     at_once, each = SAMPLED_AT_ONCE if config.device == "cuda" else CPU_SAMPLED_AT_ONCE
     return logits * itemsize + min(logits, max(at_once, model.vocab_size)) * each

@@ -8,9 +8,13 @@ from dataclasses import dataclass
 from outrider_runtime.config import EngineConfig
 from outrider_runtime.engine.state import DeviceState
 from outrider_runtime.kv.cache import KVCache
-from outrider_runtime.models.causal import CausalLM
+from outrider_runtime.models.causal import CausalLM, Weighted
+from outrider_runtime.models.eagle import EagleHead
+from outrider_runtime.models.medusa import MedusaHeads
 from outrider_runtime.sampling.table import SamplingTable
 from outrider_runtime.speculation.draft_model import DraftModel
+from outrider_runtime.speculation.eagle import Eagle
+from outrider_runtime.speculation.medusa import Medusa
 from outrider_runtime.speculation.ngram import NGram
 from outrider_runtime.speculation.proposer import Proposer
 from outrider_runtime.speculation.suffix import Suffix
@@ -23,7 +27,7 @@ class Setting:
 
     config: EngineConfig
     target: CausalLM
-    draft: CausalLM | None
+    draft: Weighted | None
     draft_cache: KVCache | None
     state: DeviceState
     table: SamplingTable
@@ -40,7 +44,7 @@ def _ngram(setting: Setting) -> Proposer:
 
 
 def _draft_model(setting: Setting) -> Proposer | None:
-    if setting.draft is None or setting.draft_cache is None:
+    if not isinstance(setting.draft, CausalLM) or setting.draft_cache is None:
         return None
     return DraftModel(
         setting.draft,
@@ -49,6 +53,25 @@ def _draft_model(setting: Setting) -> Proposer | None:
         setting.table,
         setting.target.config.vocab_size,
     )
+
+
+def _eagle(setting: Setting) -> Proposer | None:
+    if not isinstance(setting.draft, EagleHead) or setting.draft_cache is None:
+        return None
+    return Eagle(
+        setting.draft,
+        setting.target,
+        setting.draft_cache,
+        setting.state,
+        setting.table,
+        setting.config.scheduler.max_batched_tokens,
+    )
+
+
+def _medusa(setting: Setting) -> Proposer | None:
+    if not isinstance(setting.draft, MedusaHeads):
+        return None
+    return Medusa(setting.draft, setting.target, setting.state, setting.table)
 
 
 def _suffix(setting: Setting) -> Proposer:
@@ -61,4 +84,7 @@ METHODS: dict[str, Callable[[Setting], Proposer | None]] = {
     "ngram": _ngram,
     "suffix": _suffix,
     "draft-model": _draft_model,
+    "eagle3": _eagle,
+    "eagle": _eagle,
+    "medusa": _medusa,
 }

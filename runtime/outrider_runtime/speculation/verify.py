@@ -14,8 +14,6 @@ from torch import Tensor
 from outrider_runtime.engine.feed import Feed
 from outrider_runtime.engine.state import DeviceState
 from outrider_runtime.kv.compaction import Path
-from outrider_runtime.sampling.noise import random_words
-from outrider_runtime.sampling.table import SamplingTable, Settings
 
 
 def commit(
@@ -141,8 +139,14 @@ def walk_tree(
 LOTS = 4096  # a power of two
 
 
-def stands_by_lot(state: DeviceState, feed: Feed, table: SamplingTable, accepted_length: float) -> Tensor:
-    """For benchmarks: how many drafts stand, [N + 1], so that a step yields `accepted_length` tokens on average."""
-    whole = int(accepted_length) - 1
-    lots = random_words(Settings(table.rows[feed.slots]).seeds, state.lengths[feed.slots].long(), 1)[:, 0]
-    return whole + (lots.to(torch.float32) * 2.0**-32 < accepted_length - int(accepted_length)).to(torch.int32)
+def draw_lots(accepted_length: float, slots: int, device: torch.device) -> Tensor:
+    """For benchmarks: how many drafts stand in a step, so that it yields `accepted_length` tokens on average. By the
+    slot and the length of its text modulo LOTS, [slots, LOTS], int32; the same on every call."""
+    whole = int(accepted_length)
+    chances = torch.rand(slots, LOTS, generator=torch.Generator().manual_seed(0))
+    return (whole - 1 + (chances < accepted_length - whole).to(torch.int32)).to(device)
+
+
+def stands_by_lot(state: DeviceState, feed: Feed, lots: Tensor) -> Tensor:
+    """How many drafts stand, [N + 1]. Cheap, so that it does not count in what is measured."""
+    return lots[feed.slots, state.lengths[feed.slots] & (LOTS - 1)]

@@ -16,7 +16,19 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
 from outrider_runtime import kernels
-from outrider_runtime.kernels import activation, attention, ngram, norm, rope, sampling, skinny, step, tree
+from outrider_runtime.kernels import (
+    activation,
+    attention,
+    follow,
+    ngram,
+    norm,
+    pair,
+    rope,
+    sampling,
+    skinny,
+    step,
+    tree,
+)
 from outrider_runtime.layers.attention import AttentionShape
 from outrider_runtime.sampling.params import SamplingParams
 from outrider_runtime.sampling.table import Mode, SamplingTable
@@ -71,7 +83,8 @@ def ints(*shape: int) -> torch.Tensor:
 
 def attend(
     dim: int,
-    small: bool,
+    small: bool = True,
+    narrow: bool = False,
     dtype: torch.dtype = TYPE,
     window: int | None = None,
     softcap: float | None = None,
@@ -87,6 +100,7 @@ def attend(
         shape=AttentionShape(4, window, dtype, softcap=softcap),
         dim=dim,
         small=small,
+        narrow=narrow,
         ancestors=ancestors,
     )
     keys, values = empty(2, 64, 8, dim, dtype=dtype)
@@ -95,6 +109,8 @@ def attend(
 
 def attend_all() -> None:
     attend(64, small=True)
+    attend(64, narrow=True)
+    attend(128, narrow=True)
     attend(128, small=False)
     attend(256, small=False, window=512, softcap=50.0)
     attend(64, small=False, ancestors=empty(TOKENS, dtype=torch.int64))
@@ -115,6 +131,8 @@ def multiply_all() -> None:
 
 def surround_all() -> None:
     norm.rms_norm(empty(TOKENS, 2048), empty(2048), 1e-5)
+    for norms in (None, (empty(2048), empty(2048))):
+        pair.pair(empty(128256, 2048), ints(TOKENS), empty(TOKENS, 2048), norms=norms, eps=1e-5)
     activation.silu_gate(empty(TOKENS, 2 * 8192))
     for dim, normed, slots in ((64, False, ints(TOKENS)), (128, True, ints(TOKENS).long())):
         turns = rope.rotation(ints(TOKENS), empty(dim // 2, dtype=torch.float32), 1.0)
@@ -135,12 +153,13 @@ def step_all() -> None:
     per_slot, per_request = ints(SLOTS + 1), ints(SLOTS + 1)
     at = {"block_size": 16, "nowhere": 1024}
     step.update_tables(tables, ints(20), ints(20), ints(20))
-    step.gather(texts, per_slot, tables, *[per_request] * 4, ints(TOKENS), **at)
+    step.gather(texts, per_slot, tables, *[per_request] * 5, ints(TOKENS), **at)
     for count, turn in ((2, 0), (1, 3)):
         step.tails(texts, ints(4), tables, ints(4), ints(4), ints(4), count, turn, **at)
     step.place(texts, ints(4), ints(4), ints(4, 5))
     for stands in (None, per_request):
         step.commit(texts, per_slot, *[per_request] * 4, ints(TOKENS), ints(SLOTS), ints(SLOTS, 8), stands)
+    follow.entries(texts, per_slot, tables, *[per_request] * 3, ints(TOKENS), ints(TOKENS), nobody=SLOTS, **at)
     ngram.continuations(texts, ints(4), ints(4), 5, 2, 4)
 
 

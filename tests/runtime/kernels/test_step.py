@@ -64,7 +64,8 @@ class Rig:
             capacity = length + lots.randint(0, 4)
             return Share(slot, AT_THE_END, 1, lots.randint(0, LONGEST), capacity, samples=True)
         start = lots.randrange(length)
-        return Share(slot, start, lots.randint(1, length - start), 0, length, samples=lots.random() < 0.5)
+        samples, written = lots.random() < 0.5, start + lots.randint(0, 1)
+        return Share(slot, start, lots.randint(1, length - start), 0, length, samples, written)
 
 
 @pytest.mark.parametrize("padded", [False, True])
@@ -82,6 +83,7 @@ def test_tables_tokens_and_places_are_those_of_the_definition(seed, padded):
         rig.feed.slots,
         rig.feed.starts,
         rig.feed.capacities,
+        rig.feed.written,
         rig.feed.query_starts,
         rig.feed.owners,
         block_size=SIZE,

@@ -78,6 +78,21 @@ def test_of_two_equal_blocks_the_first_is_kept():
     assert (hit.blocks, hit.draft_blocks) == ([first], 0)
 
 
+def test_an_equal_block_with_the_drafts_kv_takes_the_place_of_one_without():
+    cache = PrefixCache(4)
+    (digest,) = chain(list(range(4)))
+    first, second, third = cache.pool.allocate(3)
+    cache.publish(first, digest)
+    cache.publish(second, digest, draft_valid=True)
+    cache.publish(third, digest, draft_valid=True)
+    cache.mark_draft_valid(first)
+    cache.pool.release([first, second, third])
+    assert cache.pool.available == 4
+    hit = cache.take([digest])
+    assert (hit.blocks, hit.draft_blocks) == ([second], 1)
+    assert set(cache.pool.allocate(3)) == {first, third, 3}
+
+
 def test_a_block_that_was_given_away_is_forgotten():
     cache = PrefixCache(2)
     published(cache, list(range(8)), draft_blocks=2)

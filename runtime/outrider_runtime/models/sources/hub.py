@@ -32,6 +32,14 @@ from outrider_runtime.models.host import writable
 from outrider_runtime.models.sources.found import Found
 
 RETRY_SECONDS = (1.0, 2.0, 4.0, 8.0)  # between tries while the hub cannot be reached or answers 5xx
+# Of weights, the first there is
+FORMATS = (
+    ("model", ".safetensors"),
+    ("pytorch_model", ".bin"),
+    ("medusa_lm_head", ".safetensors"),
+    ("medusa_lm_head", ".pt"),
+    ("", ".gguf"),
+)
 WORKERS = 8
 SPARE_BYTES = 100 * 10**6  # left free on the disk
 
@@ -75,7 +83,7 @@ def files(names: list[str], weights: bool) -> list[str]:
     """Which of a repository's files to download: what describes the model, and its weights in one format."""
     top = [name for name in names if len(PurePosixPath(name).parts) == 1]
     described = [name for name in top if PurePosixPath(name).suffix in (".json", ".jinja")]
-    for prefix, suffix in (("model", ".safetensors"), ("pytorch_model", ".bin"), ("", ".gguf")):
+    for prefix, suffix in FORMATS:
         found = [name for name in top if name.startswith(prefix) and name.endswith(suffix)]
         if found:
             return described + (found if weights or (suffix == ".gguf" and "config.json" not in top) else [])

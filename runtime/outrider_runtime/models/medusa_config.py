@@ -1,0 +1,64 @@
+"""The shape of Medusa heads (Cai et al., arXiv 2401.10774), from their tensors: a config.json may say any number."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from outrider_runtime.errors import Refusal
+from outrider_runtime.models.config import ModelConfig
+from outrider_runtime.models.weights import Shapes
+
+
+@dataclass(frozen=True, slots=True)
+class MedusaShape:
+    heads: int
+    blocks: int  # residual ones, of each head
+    prefix: str = ""  # of the tensors' names
+    tapped: tuple[int, ...] = ()  # the target's layers whose inputs it reads: none
+
+    def __str__(self) -> str:
+        return f"{self.heads} Medusa heads of {self.blocks} residual blocks"
+
+    def tensor_shapes(self, config: ModelConfig) -> dict[str, tuple[int, ...]]:
+        """Every tensor, by its name in the checkpoint."""
+        hidden = config.hidden_size
+        shapes: dict[str, tuple[int, ...]] = {}
+        for head in range(self.heads):
+            for block in range(self.blocks):
+                shapes[f"{self.prefix}{head}.{block}.linear.weight"] = (hidden, hidden)
+                shapes[f"{self.prefix}{head}.{block}.linear.bias"] = (hidden,)
+            shapes[f"{self.prefix}{head}.{self.blocks}.weight"] = (config.vocab_size, hidden)
+        return shapes
+
+
+def medusa_config(name: str, tensors: Shapes, target: ModelConfig) -> ModelConfig:
+    """Of the heads called `name`, for this target. Raises Refusal."""
+    found = [match for tensor in tensors if (match := re.fullmatch(r"(.*?)(\d+)\.(\d+)\.weight", tensor))]
+    if not found:
+        raise Refusal("UnsupportedModel", f"{name}: no 0.1.weight: these are no Medusa heads; give another draft")
+    prefix, blocks = found[0][1], int(found[0][3])
+    rows, hidden = tensors[found[0][0]]
+    for what, own, targets in (
+        ("hidden size", hidden, target.hidden_size),
+        ("vocabulary", rows, target.vocab_size),
+    ):
+        if own != targets:
+            raise Refusal(
+                "UnsupportedModel",
+                f"{name}: {found[0][0]} is {[rows, hidden]}, and the target's {what} is {targets}, not {own}; give the "
+                "heads that were trained for this target",
+            )
+    return ModelConfig(
+        architecture="Medusa heads",
+        vocab_size=rows,
+        hidden_size=hidden,
+        intermediate_size=hidden,
+        num_layers=0,
+        num_heads=1,
+        num_kv_heads=1,
+        head_dim=1,
+        max_position_embeddings=target.max_position_embeddings,
+        dtype=target.dtype,
+        head=MedusaShape(heads=len(found), blocks=blocks, prefix=prefix),
+    )

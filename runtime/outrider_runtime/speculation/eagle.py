@@ -1,0 +1,79 @@
+"""Drafts from an EAGLE head: from its state at a text's end, and then from its own states behind that.
+
+After every step extend() gives it the target's hidden states of the step's tokens. What it computed from its own states
+of drafts that stand is written over with that; what it wrote of others is never read, since a text's entries are those
+up to its end.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from outrider_runtime.engine.device_step import place, tail_batch
+from outrider_runtime.engine.feed import Feed
+from outrider_runtime.engine.follow import entry_batch
+from outrider_runtime.engine.state import DeviceState
+from outrider_runtime.kv.cache import KVCache
+from outrider_runtime.models.causal import CausalLM
+from outrider_runtime.models.eagle import EagleHead
+from outrider_runtime.sampling.sampler import sample
+from outrider_runtime.sampling.table import Mode, SamplingTable
+from outrider_runtime.speculation.cost import ModelShape
+from outrider_runtime.speculation.following import Following
+
+
+class Eagle(Following):
+    def __init__(
+        self,
+        head: EagleHead,
+        target: CausalLM,
+        cache: KVCache,
+        state: DeviceState,
+        table: SamplingTable,
+        tokens: int,
+    ) -> None:
+        """For steps of up to `tokens`. Raises Refusal when the target does not give out what the head reads."""
+        head.attach(target, tokens)
+        self.name = "eagle3" if head.shape.version == 3 else "eagle"
+        self.shape = _cost(head, target)
+        self._head, self._cache, self._state, self._table = head, cache, state, table
+        self._vocab_size = target.config.vocab_size
+        # Of each slot, at its text's end
+        self._states = torch.zeros(state.nobody + 1, head.config.hidden_size, dtype=head.dtype, device=head.device)
+
+    def extend(self, feed: Feed, hidden: Tensor, positions: Tensor, *, small: bool) -> None:
+        shape = self._head.attention_shape
+        batch, owners = entry_batch(self._state, feed, self._cache, shape, positions, small=small)
+        states = self._head(batch, self._head.states(hidden), self._cache)
+        self._states.index_copy_(0, owners, states)
+
+    def draft(self, feed: Feed, requests: int, length: int, mode: Mode) -> None:
+        """Draw and feed back, one token a turn for all."""
+        slots = feed.slots[:requests]
+        ends = contexts = self._state.lengths[slots]
+        states = self._states[slots]
+        for turn in range(length):
+            if turn > 0:
+                batch, contexts = tail_batch(self._state, feed, self._cache, self._head.attention_shape, ends, 1, turn)
+                states = self._head(batch, states, self._cache)
+            place(self._state, slots, contexts, self._drawn(states, slots, contexts, mode).unsqueeze(1))
+
+    def _drawn(self, states: Tensor, slots: Tensor, positions: Tensor, mode: Mode) -> Tensor:
+        """[rows] tokens of the target's vocabulary: the noise belongs to its ids, of which the head may know a part."""
+        logits, token_ids = self._head.logits(states), self._head.token_ids
+        if token_ids is None:
+            return sample(logits[:, : self._vocab_size], slots, positions, self._table, mode)
+        if mode is Mode.GREEDY:
+            return token_ids[sample(logits, slots, positions, self._table, mode)]
+        spread = torch.full((len(logits), self._vocab_size), -torch.inf, dtype=logits.dtype, device=logits.device)
+        return sample(spread.index_copy_(1, token_ids, logits), slots, positions, self._table, mode)
+
+
+def _cost(head: EagleHead, target: CausalLM) -> ModelShape:
+    config, itemsize = head.config, head.dtype.itemsize
+    output = head.shape.head_rows or target.config.vocab_size
+    loop = (head.first, head.layers, *((head.fc,) if head.shape.version == 1 else ()))
+    body = sum(parameter.numel() for module in loop for parameter in module.parameters())
+    kv = 2 * config.num_layers * config.num_kv_heads * config.head_dim * itemsize
+    return ModelShape(body, output * config.hidden_size, kv, itemsize)

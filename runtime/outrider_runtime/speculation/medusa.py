@@ -1,0 +1,41 @@
+"""Drafts from Medusa heads: each its own token ahead, all from the target's hidden state before a text's last token."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from outrider_runtime.engine.device_step import place
+from outrider_runtime.engine.feed import Feed
+from outrider_runtime.engine.follow import text_ends
+from outrider_runtime.engine.state import DeviceState
+from outrider_runtime.models.causal import CausalLM
+from outrider_runtime.models.medusa import MedusaHeads
+from outrider_runtime.sampling.sampler import sample
+from outrider_runtime.sampling.table import Mode, SamplingTable
+from outrider_runtime.speculation.cost import ModelShape
+from outrider_runtime.speculation.following import Following
+
+
+class Medusa(Following):
+    name = "medusa"
+
+    def __init__(self, heads: MedusaHeads, target: CausalLM, state: DeviceState, table: SamplingTable) -> None:
+        self._heads, self._state, self._table = heads, state, table
+        self.longest = heads.shape.heads
+        size, outputs = heads.config.hidden_size, heads.config.vocab_size
+        self.shape = ModelShape(heads.shape.blocks * size * size, outputs * size, 0.0, heads.dtype.itemsize)
+        # The target's, of each slot, at the position before its text's last token
+        self._hidden = torch.zeros(state.nobody + 1, size, dtype=target.dtype, device=target.device)
+
+    def extend(self, feed: Feed, hidden: Tensor, positions: Tensor, *, small: bool) -> None:
+        self._hidden.index_copy_(0, text_ends(self._state, feed, positions), hidden)
+
+    def draft(self, feed: Feed, requests: int, length: int, mode: Mode) -> None:
+        slots = feed.slots[:requests]
+        ends = self._state.lengths[slots]
+        count = min(length, self.longest)
+        for head, states in enumerate(self._heads.states(self._hidden[slots], count)):
+            positions = ends + head
+            drawn = sample(self._heads.logits(head, states), slots, positions, self._table, mode)
+            place(self._state, slots, positions, drawn.unsqueeze(1))
