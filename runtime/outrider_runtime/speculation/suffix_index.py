@@ -123,8 +123,9 @@ class Text:
 
         The first is the one with the most votes, of which an occurrence has the square of its matched length; those
         further on the one with the most among the occurrences that agree so far. Ties go to whoever was found first:
-        in the text before the outputs, and late before early. A token's chance, given those before it, is its share of
-        the votes times m / (m + 2) where m tokens match, drafts included: what replayed code and chats show.
+        in the text before the outputs, and late before early; and the first whose match is DEEPEST decides alone. A
+        token's chance, given those before it, is its share of the votes times m / (m + 2) where m tokens match, drafts
+        included: what replayed code and chats show.
         """
         tokens = self.tokens
         end = len(tokens)
@@ -192,7 +193,10 @@ def _most(found: Sequence[_Occurrence]) -> tuple[int, float, list[_Occurrence]]:
     """The token that most votes are for, its share of them, and whose they are."""
     votes: dict[int, int] = {}
     total = 0
-    for length, tokens, at in found:
+    for each in found:
+        length, tokens, at = each
+        if length == DEEPEST:
+            return tokens[at], 1.0, [each]
         weight, token = length * length, tokens[at]
         total += weight
         votes[token] = votes.get(token, 0) + weight

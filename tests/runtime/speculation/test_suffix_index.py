@@ -36,6 +36,7 @@ def by_definition(text: list[int], kept: list[tuple[list[int], int]], longest: i
         for at in range(len(other) - 1, max(begin, SHORTEST) - 1, -1)
     ]
     found = [each for source in (own, others) for each in [one for one in source if one[0] >= SHORTEST][:LATEST]]
+    found = [one for one in found if one[0] == DEEPEST][:1] or found
     ways = [
         (length, [way[index % len(way)] for index in range(longest)] if repeats else way[:longest])
         for length, way, repeats in found
@@ -175,6 +176,14 @@ def test_drafts_are_as_defined_however_the_texts_came(prompt, pieces, before, ca
         chain, chances = by_definition(written, kept, longest, least)
         assert list(drafted.tokens) == chain
         assert list(drafted.chances) == pytest.approx(chances)
+
+
+def test_of_the_longest_matches_the_latest_counts():
+    phrase = [*range(100, 100 + DEEPEST)]
+    text = Text([*phrase, 1, 1, *phrase, 1, 2, *phrase, 3, 3, *phrase])
+    assert list(text.draft(2, 0.0).tokens) == [3, 3]
+    text.extend([7, *phrase[-5:]])  # a short match: the most count
+    assert text.draft(2, 0.0).tokens[0] == 1
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=100), st.integers(1, 100))
