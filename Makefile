@@ -27,11 +27,11 @@ test-unit test-runtime test-cluster test-node test-e2e: ## one part of it
 lint:            ## ruff, mypy --strict, import-linter
 	@$(PYTHON) hack/run_tests.py lint
 
-soak: bench-operator ## the long ones: 1,000 objects, a rush on 40 replicas, the real HPA
-	@$(VENV)/python -m pytest -m soak --timeout 3600 tests
+soak: bench-operator ## the long ones: 1,000 objects, a rush on 40 replicas, the real HPA, two real replicas
+	@$(VENV)/python -m demo prepare && $(VENV)/python -m pytest -m soak --timeout 3600 tests
 
-bench-operator: venv ## create and reconcile 1,000 objects on a real API server
-	@$(VENV)/python benchmarks/operator_scale.py
+bench-operator: venv ## create and reconcile 1,000 objects on a real API server, then let 1,000 stand idle
+	@$(VENV)/python benchmarks/operator_scale.py && $(VENV)/python benchmarks/operator_idle.py
 
 bench-fleet: venv ## a simulated fleet under five loads, beside the HPA's rule and an oracle
 	@$(VENV)/python benchmarks/fleet.py

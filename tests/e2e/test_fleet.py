@@ -51,6 +51,7 @@ def test_load_turns_speculation_off_before_it_adds_a_replica_and_calm_undoes_bot
 def test_another_draft_replaces_both_pods_while_requests_are_answered(site: Site) -> None:
     def two(spec: dict[str, Any]) -> None:
         spec["replicas"] = 2
+        spec["rollout"] = {"drainTimeoutSeconds": 60}  # streams of a leaving pod end by themselves, however slowly
 
     def another(spec: dict[str, Any]) -> None:
         two(spec)
