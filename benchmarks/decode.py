@@ -216,6 +216,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--method", choices=["none", "ngram", "draft-model"], default="none")
     parser.add_argument("--draft-shape", choices=SHAPES, default="llama-1b")
     parser.add_argument("--num-speculative-tokens", type=int, default=4)
+    parser.add_argument("--adaptive", action="store_true", help="draft up to that many tokens, as it pays")
     parser.add_argument("--accepted-length", type=float, help="tokens a step yields on average, whatever is drafted")
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 4, 16, 64, 128, 256])
     parser.add_argument("--input", type=int, default=128)
@@ -230,6 +231,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     target = synthetic(options.shape, dtype, options.device)
     draft = synthetic(options.draft_shape, dtype, options.device) if options.method == "draft-model" else None
     engine = make_engine(options, target, draft)
+    if options.adaptive:
+        engine.set_policy(Policy(num_speculative_tokens=options.num_speculative_tokens))
+        engine.capture(print)
+        while engine.idle():
+            pass
     if options.profile:
         profile(options, engine, target.config.vocab_size)
         return
