@@ -31,8 +31,10 @@ def target(dtype: torch.dtype, device: str = "cpu") -> LlamaForCausalLM:
 
 
 @cache
-def reference() -> PreTrainedModel:
-    return reference_model().double()
+def reference(weights: torch.dtype = torch.float32, *, exact: bool = True) -> PreTrainedModel:
+    """transformers' model with the target's weights, as they are in this type; `exact`: computing in float64."""
+    model = reference_model().to(weights)
+    return model.double() if exact else model
 
 
 class Texts:
@@ -83,21 +85,26 @@ def decoded(requests: Sequence[Asked]) -> tuple[Completion, ...]:
     return tuple(generate(engine, requests))
 
 
-def logits_of(request: Asked, tokens: Sequence[int]) -> torch.Tensor:
-    """Of the target behind the prompt and behind each of the tokens but the last, [tokens, vocab] float64."""
+def logits_of(request: Asked, tokens: Sequence[int], model: PreTrainedModel | None = None) -> torch.Tensor:
+    """Behind the prompt and behind each of the tokens but the last, [tokens, vocab] float64."""
     with torch.inference_mode():
-        logits = reference()(torch.tensor([[*request.prompt, *tokens]])).logits
-    return logits[0, len(request.prompt) - 1 : -1]
+        logits = (model or reference())(torch.tensor([[*request.prompt, *tokens]])).logits
+    return logits[0, len(request.prompt) - 1 : -1].double()
+
+
+def scored(request: Asked, tokens: Sequence[int], model: PreTrainedModel | None = None) -> torch.Tensor:
+    """What the draw of each of the tokens compares, behind the tokens before it, [tokens, vocab]."""
+    text, start = [*request.prompt, *tokens], len(request.prompt)
+    seed = request.params.seed or 0
+    rows = [Row(request.params, seed, text[:position], start) for position in range(start, len(text))]
+    return scores(logits_of(request, tokens, model), rows, (EOS,))
 
 
 def behind_the_best(request: Asked, tokens: Sequence[int]) -> list[float]:
     """By how much each token's score falls short of the highest behind the tokens before it: 0 if it is that one."""
-    text, start = [*request.prompt, *tokens], len(request.prompt)
-    seed = request.params.seed or 0
-    rows = [Row(request.params, seed, text[:position], start) for position in range(start, len(text))]
-    scored = scores(logits_of(request, tokens), rows, (EOS,))
-    own = scored.gather(1, torch.tensor(tokens).unsqueeze(1)).squeeze(1)
-    return (scored.amax(1) - own).tolist()
+    found = scored(request, tokens)
+    own = found.gather(1, torch.tensor(tokens).unsqueeze(1)).squeeze(1)
+    return (found.amax(1) - own).tolist()
 
 
 def end(request: Asked, tokens: Sequence[int]) -> str | None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
 
 import pytest
 import torch
-from tests.runtime.engine.driver import ON, SUSPENDED, assert_all_free
+from tests.runtime.engine.driver import assert_all_free
 from tests.runtime.losslessness.compare import compared
 from tests.runtime.losslessness.plain import (
     behind_the_best,
@@ -20,27 +19,11 @@ from tests.runtime.losslessness.plain import (
     speaking,
     target,
 )
+from tests.runtime.losslessness.restless import Restless
 from tests.runtime.methods import METHODS
 
-from outrider_runtime.engine.messages import StepOutput
 from outrider_runtime.offline import Engine
 from outrider_runtime.sampling.table import Mode, mode_of
-
-
-class Restless(Engine):
-    """Has another policy in every step: no speculation, or another draft length. Notes whether it has preempted."""
-
-    preempted = False
-
-    def step(self) -> StepOutput:
-        waiting = self.stats().waiting
-        lots = random.Random(self.stats().generated_tokens)
-        lengths = range(1, self.config.speculation.max_tokens + 1)
-        policies = [SUSPENDED, *(replace(ON, num_speculative_tokens=length) for length in lengths)]
-        self.set_policy(lots.choice(policies))
-        output = super().step()
-        self.preempted |= output.stats.waiting > waiting
-        return output
 
 
 def assert_drafted(engine: Engine, method: str) -> None:
