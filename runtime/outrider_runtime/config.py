@@ -11,6 +11,7 @@ from outrider_runtime.speculation.policy import Policy
 Method = Literal["ngram", "suffix", "draft-model", "eagle3", "eagle", "medusa"]
 HEADS: tuple[Method, ...] = ("eagle3", "eagle", "medusa")  # whose draft goes on from the target's hidden states
 WITH_WEIGHTS: tuple[Method, ...] = ("draft-model", *HEADS)
+MOST_TREE_TOKENS = 63
 Device = Literal["cpu", "cuda"]
 DType = Literal["auto", "bfloat16", "float16", "float32"]
 
@@ -24,14 +25,40 @@ class SourceConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class TreeConfig:
+    """Candidate trees in place of chains, for heads."""
+
+    top_k: int  # candidates behind each token
+    max_tokens: int  # drafts of a tree; its depth is the speculation's max_tokens
+
+
+def tree_fault(top_k: int, depth: int, max_tokens: int) -> str | None:
+    """Why a tree cannot grow, if it cannot; `max_tokens` is at fault. Its tokens take a bit each of 64, one of which is
+    the text's own, and what the draft reads while the tree grows takes the places that its drafts will have."""
+    reach = (depth - 1) * top_k
+    if reach <= max_tokens <= MOST_TREE_TOKENS:
+        return None
+    return (
+        f"a tree of {max_tokens} tokens; with {top_k} candidates behind each token and {depth} tokens behind each "
+        f"other it takes from {reach}, which the draft reads meanwhile, to {MOST_TREE_TOKENS}"
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class SpeculationConfig:
     method: Method = "ngram"
     draft: SourceConfig | None = None
-    max_tokens: int = 4  # the most ever drafted per step: the capture tier
+    max_tokens: int = 4  # the most ever drafted per step, one behind the other: the capture tier
+    tree: TreeConfig | None = None
     ngram_min: int = 2  # shortest suffix matched
     ngram_max: int = 4  # longest suffix tried first
     suffix_cache_tokens: int = 262_144  # of finished outputs, of all requests; 0: drafts are of a request's own text
     suffix_min_probability: float = 0.2  # of a draft, estimated
+
+    @property
+    def most_drafts(self) -> int:
+        """Of a request, in one step."""
+        return self.max_tokens if self.tree is None else self.tree.max_tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from typing import NoReturn
 
 from outrider_runtime.config import (
     HEADS,
+    MOST_TREE_TOKENS,
     WITH_WEIGHTS,
     CacheConfig,
     EngineConfig,
@@ -22,6 +23,8 @@ from outrider_runtime.config import (
     ServerConfig,
     SourceConfig,
     SpeculationConfig,
+    TreeConfig,
+    tree_fault,
 )
 from outrider_runtime.deprecated import modernize
 from outrider_runtime.errors import Refusal
@@ -92,6 +95,8 @@ def _add_engine_flags(parser: argparse.ArgumentParser) -> None:
         metavar="TIER",
         help="the most ever drafted per step (4)",
     )
+    add("--tree-top-k", type=_integer(1, 16), metavar="K", help="draft trees: candidates behind each token (chains)")
+    add("--tree-max-tokens", type=_integer(1, MOST_TREE_TOKENS), metavar="N", help="tokens of a tree")
     add("--ngram-min", type=_integer(1, 64), default=2, metavar="N", help="shortest suffix matched (2)")
     add("--ngram-max", type=_integer(1, 64), default=4, metavar="N", help="longest suffix tried first (4)")
     add(
@@ -230,6 +235,7 @@ def _speculation(flags: argparse.Namespace) -> SpeculationConfig:
         raise Refusal("InvalidArgument", f"--ngram-min {flags.ngram_min} is above --ngram-max {flags.ngram_max}")
     return SpeculationConfig(
         method=method,
+        tree=_tree(flags, method),
         draft=SourceConfig(flags.draft_model, flags.draft_revision) if flags.draft_model else None,
         max_tokens=flags.max_speculative_tokens,
         ngram_min=flags.ngram_min,
@@ -237,6 +243,19 @@ def _speculation(flags: argparse.Namespace) -> SpeculationConfig:
         suffix_cache_tokens=flags.suffix_cache_tokens,
         suffix_min_probability=flags.suffix_min_probability,
     )
+
+
+def _tree(flags: argparse.Namespace, method: Method) -> TreeConfig | None:
+    top_k, max_tokens = flags.tree_top_k, flags.tree_max_tokens
+    if top_k is None and max_tokens is None:
+        return None
+    if top_k is None or max_tokens is None:
+        raise Refusal("InvalidArgument", "--tree-top-k and --tree-max-tokens are given together or not at all")
+    if method not in HEADS:
+        raise Refusal("InvalidArgument", f"--tree-top-k: --speculative-method {method} drafts chains; drop it")
+    if fault := tree_fault(top_k, flags.max_speculative_tokens, max_tokens):
+        raise Refusal("InvalidArgument", f"--tree-max-tokens {max_tokens} makes {fault}")
+    return TreeConfig(top_k, max_tokens)
 
 
 def _policy(text: str, max_tokens: int) -> Policy:

@@ -13,6 +13,7 @@ from outrider_runtime.config import (
     ServerConfig,
     SourceConfig,
     SpeculationConfig,
+    TreeConfig,
 )
 from outrider_runtime.errors import Refusal
 from outrider_runtime.flags import engine_config, parse, server_config
@@ -100,6 +101,16 @@ def test_suffix_flags_of_another_engine_are_understood():
     assert len(warnings) == 1
 
 
+def test_a_tree_is_asked_for_by_its_width_and_its_size():
+    argv = (
+        "serve --model hf://o/m --speculative-method medusa --draft-model hf://o/d --tree-top-k 8 --tree-max-tokens 26"
+    )
+    flags, _ = parse(argv.split())
+    speculation = engine_config(flags, {}).speculation
+    assert speculation.tree == TreeConfig(top_k=8, max_tokens=26)
+    assert (speculation.max_tokens, speculation.most_drafts) == (4, 26)
+
+
 @pytest.mark.parametrize(
     ("argv", "method", "draft", "tokens", "ngram"),
     [
@@ -180,6 +191,12 @@ def test_flags_of_other_engines_are_understood_with_a_warning_each(argv, method,
             ["suffix_decoding_max_tree_depth", "suffix_decoding_min_token_prob"],
         ),
         ("--ngram-min 5", ["--ngram-min 5", "--ngram-max 4"]),
+        ("--tree-top-k 4", ["--tree-top-k", "--tree-max-tokens", "together"]),
+        ("--tree-top-k 4 --tree-max-tokens 16", ["--tree-top-k", "--speculative-method ngram", "chains"]),
+        (
+            "--speculative-method eagle --draft-model hf://o/d --tree-top-k 10 --tree-max-tokens 20",
+            ["--tree-max-tokens 20", "from 30", "to 63"],
+        ),
         ("--speculative-config {", ["--speculative-config", "'{'", "not JSON"]),
         ('--speculative-config {"method":"mtp"}', ["method", "mtp", "ngram", "eagle3"]),
         ('--speculative-config {"quantization":"fp8"}', ["quantization", "prompt_lookup_max"]),

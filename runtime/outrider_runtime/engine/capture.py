@@ -75,6 +75,7 @@ class Widths:
     lengths: tuple[int, ...]
     reads: bool
     extends: bool = False
+    draft_sizes: tuple[int, ...] = ()  # drafts by turns, where they are not as many
 
 
 def first(widths: Widths, draft_tokens: int) -> list[Program]:
@@ -82,7 +83,8 @@ def first(widths: Widths, draft_tokens: int) -> list[Program]:
     draft as many tokens as the policy in force says. The widest of each kind come first: what they need of the pool
     serves the others."""
     common = [requests for requests in COMMON_REQUESTS if requests <= widths.requests[-1]]
-    turns = (1, 1 + draft_tokens) if draft_tokens else (1,)
+    drafts = widths.draft_sizes[draft_tokens] if widths.draft_sizes else draft_tokens
+    turns = (1, 1 + drafts) if drafts else (1,)
     by_turn = {turn: [bucket(widths.rows, min(n * turn, widths.rows[-1])) for n in common] for turn in turns}
     tokens = sorted({width for each in by_turn.values() for width in each})[::-1]
     programs: list[Program] = [Forward(widths.tokens[-1], small=False)]

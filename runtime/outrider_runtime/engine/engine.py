@@ -102,6 +102,7 @@ class Engine:
             self.max_model_len,
             clock,
             followed=self._runner.following is not None,
+            draft_sizes=self._runner.draft_sizes,
         )
         self._reflex: Reflex | None = None
         self._calibration: Calibration | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -10,7 +11,7 @@ import numpy as np
 from outrider_runtime.engine.request import Request
 from outrider_runtime.engine.runner import Runner
 from outrider_runtime.engine.scheduler import Chunk
-from outrider_runtime.sampling.table import Mode, mode_of
+from outrider_runtime.sampling.table import Mode, mode_of, reads_text
 from outrider_runtime.speculation.adaptive import Adaptive, Decoding
 from outrider_runtime.speculation.cost import CostTable, ModelShape, StepShape
 from outrider_runtime.speculation.policy import Policy
@@ -42,7 +43,14 @@ class Reflex:
             request_buckets=sizes.requests,
             draft_lengths=sizes.lengths,
         )
-        self.adaptive = Adaptive(self.table, policy, max_concurrency=sizes.requests[-1], reads_prompts=proposer.reads)
+        self._drafts = runner.draft_sizes  # by turns, which are what the reflex decides
+        self.adaptive = Adaptive(
+            self.table,
+            policy,
+            max_concurrency=sizes.requests[-1],
+            reads_prompts=proposer.reads,
+            sizes=self._drafts,
+        )
         self.effective_tokens: float | None = None  # mean of the requests that decode; None while nobody does
         self._context: float | None = None  # theirs, mean
         self._suffix = proposer if isinstance(proposer, Suffix) else None
@@ -70,7 +78,8 @@ class Reflex:
         self._capture_meanwhile(len(decoding), mode, now)
         reads = []
         for chunk, length, missed in zip(decoding, decision.lengths.tolist(), decision.reads.tolist(), strict=True):
-            chunk.draft_length = length
+            chain = reads_text(chunk.request.params)
+            chunk.draft_length = min(chunk.draft_length, length if chain else self._drafts[length])
             if missed > 0:
                 reads.append(_read(chunk.request, missed))
         if decision.follows:
@@ -101,7 +110,9 @@ class Reflex:
         if tokens < shape.tokens:  # what was not found was not verified
             shape = replace(shape, tokens=tokens, rows=shape.rows - (shape.tokens - tokens))
         slots, drafted, accepted = zip(*verified, strict=True) if verified else ((), (), ())
-        self.adaptive.observe(slots, drafted, accepted, shape, seconds, now)
+        pairs = zip(drafted, accepted, strict=True)
+        turns = [max(stood, min(self._turns(drafts), drafting.turns)) for drafts, stood in pairs]
+        self.adaptive.observe(slots, turns, accepted, shape, seconds, now)
 
     def break_even(self, now: float) -> int | None:
         return None if self._context is None else self.adaptive.break_even(self._context, now)
@@ -133,10 +144,15 @@ class Reflex:
         return Decoding(*np.ascontiguousarray(rows.T))
 
     def _cap(self, chunk: Chunk) -> int:
-        cap = min(chunk.draft_length, max(0, self._proposer.reach - chunk.request.longest))
+        cap = min(self._turns(chunk.draft_length), max(0, self._proposer.reach - chunk.request.longest))
         if self._suffix is not None:
             return min(cap, self._suffix.most(chunk))
         return cap if self._following is None else min(cap, self._following.most(chunk))
+
+    def _turns(self, drafts: int) -> int:
+        """That make so many; the last of them may be cut short."""
+        most = len(self._drafts) - 1
+        return most if drafts >= self._drafts[most] else bisect_left(self._drafts, drafts)
 
     def _follow(self, prompts: Sequence[Chunk], room: int) -> list[Read]:
         """The draft reads what the target reads, and of a cached prefix what it has not: the shortest gaps first."""

@@ -23,8 +23,10 @@ from outrider_runtime.engine.request import Request
 from outrider_runtime.engine.results import Results, Ticket
 from outrider_runtime.engine.scheduler import Chunk
 from outrider_runtime.engine.state import DeviceState
+from outrider_runtime.engine.tree_step import gather_tree_batch
 from outrider_runtime.graphs import Graphs, bucket, buckets, seconds, unpadded
 from outrider_runtime.kv.cache import KVCache
+from outrider_runtime.kv.compaction import Path, compact_kv, compact_rows
 from outrider_runtime.models.causal import CausalLM, Weighted
 from outrider_runtime.sampling.logprobs import logprobs as logprobs_of
 from outrider_runtime.sampling.params import MAX_LOGPROBS
@@ -35,7 +37,7 @@ from outrider_runtime.speculation.cost import StepShape
 from outrider_runtime.speculation.following import Following
 from outrider_runtime.speculation.proposer import Proposer, Read
 from outrider_runtime.speculation.registry import Setting, make_proposer
-from outrider_runtime.speculation.verify import commit, draw_lots, stands_by_lot
+from outrider_runtime.speculation.verify import commit, commit_tree, draw_lots, stands_by_lot
 
 log = logging.getLogger(__name__)
 
@@ -57,11 +59,13 @@ class Runner:
         eos_token_ids: Collection[int],
     ) -> None:
         self.target, device = target, target.device
-        self._longest_draft = config.speculation.max_tokens
+        self._most_drafts = config.speculation.most_drafts
         self._block_size, self._num_blocks = config.cache.block_size, num_blocks
         slots = config.scheduler.max_concurrency
-        width = max_model_len + 2 * (1 + self._longest_draft)  # a text's end is known a step late
-        self._state = DeviceState(slots, width, -(-width // self._block_size), device)
+        width = max_model_len + 2 * (1 + self._most_drafts)  # a text's end is known a step late
+        tree = config.speculation.tree
+        blocks = -(-width // self._block_size)
+        self._state = DeviceState(slots, width, blocks, device, 0 if tree is None else self._most_drafts)
         self._table = SamplingTable(self._state.tokens, eos_token_ids)
         self._cache = KVCache(target.config, num_blocks, self._block_size, target.dtype, device)
         draft_cache = None
@@ -71,10 +75,17 @@ class Runner:
             Setting(config, target, draft, draft_cache, self._state, self._table)
         )
         self.following = self.proposer if isinstance(self.proposer, Following) else None
+        # Drafts of a request by the turns of the loop that makes them
+        self.draft_sizes = tuple(range(config.speculation.max_tokens + 1))
+        self._tree = None if self.following is None else self.following.tree
+        if self._tree is not None:
+            last = len(self._tree.sizes) - 1
+            self.draft_sizes = tuple(self._tree.sizes[min(turns, last)] for turns in self.draft_sizes)
         self._graphs = Graphs(device)
         tokens = config.scheduler.max_batched_tokens
-        self._largest = FeedShape(slots, tokens, min(tokens, slots * (1 + self._longest_draft)), MOST_UPDATES)
-        lengths = (*(length for length in DRAFT_LENGTHS if length < self._longest_draft), self._longest_draft)
+        self._largest = FeedShape(slots, tokens, min(tokens, slots * (1 + self._most_drafts)), MOST_UPDATES)
+        turns = config.speculation.max_tokens
+        lengths = (*(length for length in DRAFT_LENGTHS if length < turns), turns)
         self.widths = Widths(
             buckets(tokens),
             buckets(self._largest.rows),
@@ -82,6 +93,7 @@ class Runner:
             lengths if self.proposer is not None else (),
             reads=self.proposer is not None and self.proposer.reads,
             extends=self.following is not None,
+            draft_sizes=self.draft_sizes,
         )
         # What a step's size counts as, where it is not padded to one of the widths.
         self.sizes = self.widths if self._graphs.active else replace(self.widths, tokens=unpadded(tokens))
@@ -91,8 +103,13 @@ class Runner:
         # What one program leaves for the next, and the last one for the host.
         self._hidden = torch.zeros(tokens, target.config.hidden_size, dtype=target.dtype, device=device)
         self._positions = torch.zeros(tokens, dtype=torch.int32, device=device)
-        self._results = Results(slots, self._largest.rows, self._longest_draft, device)
-        self._meant = torch.full((slots,), self._longest_draft, dtype=torch.int32, device=device)
+        self._places = self._positions  # of KV; in a tree not the positions in the text
+        if self._tree is not None:
+            self._places = torch.zeros_like(self._positions)
+            nodes = torch.zeros(slots, self._tree.depth, dtype=torch.int32, device=device)
+            self._path = Path(torch.zeros(slots, dtype=torch.int32, device=device), nodes)
+        self._results = Results(slots, self._largest.rows, self._most_drafts, device)
+        self._meant = torch.full((slots,), self._most_drafts, dtype=torch.int32, device=device)
         self._lots: Tensor | None = None  # benchmarks only
 
     @property
@@ -137,8 +154,9 @@ class Runner:
                     chunk.draft_length = min(chunk.draft_length, meant)
                 chunks = _drafting_first(chunks)
                 feed = self._feed(chunks, updates)
-                self._meant.fill_(self._longest_draft)
-        small = all(chunk.length + chunk.draft_length <= FEW_QUERIES for chunk in chunks)
+                self._meant.fill_(self._most_drafts)
+        few = max(FEW_QUERIES, 1 + self._most_drafts)
+        small = all(chunk.length + chunk.draft_length <= few for chunk in chunks)
         narrow = all(chunk.length + chunk.draft_length == 1 for chunk in chunks)
         self._forward(feed, small=small, narrow=narrow)
         if any(chunk.samples for chunk in chunks):
@@ -228,7 +246,7 @@ class Runner:
                 self._extend(feed, small=True)
 
         took = seconds(self._state.tokens.device, step)
-        self._meant.fill_(self._longest_draft)
+        self._meant.fill_(self._most_drafts)
         return took
 
     def _spread_tables(self) -> None:
@@ -285,9 +303,14 @@ class Runner:
 
         def program() -> None:
             update_tables(self._state, feed)
-            batch = gather_batch(
-                self._state, feed, self._cache, self.target.attention_shape, small=small, narrow=narrow
-            )
+            shape = self.target.attention_shape
+            if self._tree is None or narrow:
+                batch = gather_batch(self._state, feed, self._cache, shape, small=small, narrow=narrow)
+                self._places[:tokens] = batch.positions
+            else:
+                depth = self._tree.depth
+                batch, places = gather_tree_batch(self._state, feed, self._cache, shape, small=small, depth=depth)
+                self._places[:tokens] = places
             self._positions[:tokens] = batch.positions
             self._hidden[:tokens] = self.target(batch, self._cache)
 
@@ -298,7 +321,7 @@ class Runner:
 
         def program() -> None:
             assert self.following is not None
-            self.following.extend(feed, self._hidden[:tokens], self._positions[:tokens], small=small)
+            self.following.extend(feed, self._hidden[:tokens], self._places[:tokens], small=small)
 
         self._graphs.run(Extend(tokens, small), program)
 
@@ -313,9 +336,27 @@ class Runner:
                 self._results.tell(logprobs_of(logits, sampled, min(MAX_LOGPROBS, logits.shape[-1])))
             stands = None if self._lots is None else stands_by_lot(self._state, feed, self._lots)
             requests = len(feed.slots) - 1
-            commit(self._state, feed, sampled, self._meant[:requests], self._results.tokens[:requests], stands)
+            meant, results = self._meant[:requests], self._results.tokens[:requests]
+            if self._tree is None:
+                commit(self._state, feed, sampled, meant, results, stands)
+            else:
+                path = Path(self._path.ends[:requests], self._path.nodes[:requests])
+                commit_tree(self._state, feed, sampled, meant, results, path, stands)
+                self._compact(feed, path)
 
         self._graphs.run(Sample(len(feed.rows), mode, logprobs), program)
+
+    def _compact(self, feed: Feed, path: Path) -> None:
+        """Let all that a step leaves lie as after a chain. Who drafts comes first, and has two rows at least."""
+        requests = min(len(path.ends), len(feed.rows) // 2)
+        if requests == 0:
+            return
+        path = Path(path.ends[:requests], path.nodes[:requests])
+        compact_kv(self._cache, self._state.block_tables, feed.slots[:requests], path)
+        compact_rows(self._results.logprobs, feed.first_rows[:requests], path)
+        compact_rows(self._hidden, feed.query_starts[:requests], path)
+        if self.target.taps is not None:
+            compact_rows(self.target.taps, feed.query_starts[:requests], path)
 
     def _feed(self, chunks: Sequence[Chunk], updates: Sequence[BlockUpdate]) -> Feed:
         shares = [

@@ -11,7 +11,7 @@ it drafts as if it had got least, and has blocks as if it had got most.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from outrider_runtime.config import SchedulerConfig
@@ -51,9 +51,10 @@ class Scheduler:
         max_model_len: int,
         clock: Callable[[], float],
         followed: bool = False,
+        draft_sizes: Sequence[int] | None = None,
     ) -> None:
         """`followed`: a draft goes on from the target's hidden states, so that it needs that of the token before each
-        chunk, and a place for its entry of the token behind."""
+        chunk, and a place for its entry of the token behind. `draft_sizes` [turns]: of trees, where it drafts them."""
         if config.max_batched_tokens < config.max_concurrency:
             raise ValueError(
                 f"max_batched_tokens ({config.max_batched_tokens}) must be at least max_concurrency "
@@ -71,6 +72,7 @@ class Scheduler:
         self._max_model_len = max_model_len
         self._clock = clock
         self._followed = int(followed)
+        self._draft_sizes = draft_sizes
         self._last_change = clock()
         self._slots = list(range(config.max_concurrency - 1, -1, -1))  # free ones
         self._admitted: list[Request] = []
@@ -90,19 +92,19 @@ class Scheduler:
             self._release(request)
 
     def schedule(self, draft_tokens: int, expected: int | None = None) -> list[Chunk]:
-        """The next step, with at most `draft_tokens` drafted per request; prompts leave room for `expected` of them,
-        if it is given, else for all. Empty only when there is nothing to do before the launched step's results are
-        known."""
+        """The next step, with at most `draft_tokens` drafted per request, one behind the other; prompts leave room for
+        `expected` of them, if it is given, else for all. Empty only when there is nothing to do before the launched
+        step's results are known."""
         self.account()
         decoding = [
             request for request in self.running if request.pending == 1 and request.room(self._max_model_len) > 0
         ]
         allowed = draft_tokens
-        draft_tokens = self._affordable(draft_tokens, len(decoding))
+        draft_tokens = self._affordable(self._drafts(draft_tokens), len(decoding))
         running = len(self.running)
         chunks = [chunk for request in decoding if (chunk := self._decode(request, draft_tokens))]
         preempted = len(self.running) < running
-        expected = draft_tokens if expected is None else expected
+        expected = draft_tokens if expected is None else self._drafts(expected)
         budget = self._config.max_batched_tokens - sum(1 + min(chunk.draft_length, expected) for chunk in chunks)
         for request in self.running:
             if request.pending > 1 and budget > 0:
@@ -146,6 +148,9 @@ class Scheduler:
         share = self._config.max_batched_tokens // (2 if reading else 1)
         return max(0, min(draft_tokens, share // decoding - 1))
 
+    def _drafts(self, turns: int) -> int:
+        return turns if self._draft_sizes is None else self._draft_sizes[min(turns, len(self._draft_sizes) - 1)]
+
     def _read(self, request: Request, budget: int) -> Chunk:
         start = len(request.tokens) - request.pending
         length = min(request.pending, budget)
@@ -160,10 +165,10 @@ class Scheduler:
             self._preempt(latest)
             if latest is request:
                 return None
-        wanted = request.room(self._max_model_len) - 1  # the target adds one of its own
-        wanted = min(wanted, draft_tokens)
+        turns = request.room(self._max_model_len) - 1  # the target adds one of its own
         if request.params.speculative is not None:
-            wanted = min(wanted, request.params.speculative)
+            turns = min(turns, request.params.speculative)
+        wanted = min(self._drafts(turns), draft_tokens)
         # Drafts may be refused: they never take the blocks that requests need to go on.
         end = min(request.longest + wanted + self._followed, self._max_model_len)
         if self._missing(request, end) <= self._spare:

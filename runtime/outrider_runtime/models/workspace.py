@@ -33,13 +33,13 @@ def workspace(
 def sampled_rows(config: EngineConfig) -> int:
     """Of the widest step: each request's token and the drafts to verify behind it."""
     tokens, requests = config.scheduler.max_batched_tokens, config.scheduler.max_concurrency
-    return min(tokens, requests * (1 + config.speculation.max_tokens))
+    return min(tokens, requests * (1 + config.speculation.most_drafts))
 
 
 def _state(config: EngineConfig, target: ModelConfig, itemsize: int, max_model_len: int) -> int:
     """By slot: texts, block tables and sampling parameters; and what one program leaves for the next."""
     slots = config.scheduler.max_concurrency + 1
-    width = max_model_len + 2 * (1 + config.speculation.max_tokens) + 1
+    width = max_model_len + 2 * (1 + config.speculation.most_drafts) + 1
     words = width + -(-width // config.cache.block_size) + Layout().width
     return 4 * slots * words + config.scheduler.max_batched_tokens * (target.hidden_size * itemsize + 4)
 

@@ -8,6 +8,8 @@ from torch import Tensor
 from outrider_runtime.sampling.noise import gumbel
 from outrider_runtime.sampling.table import Mode, SamplingTable, Settings
 
+AT_ONCE = 1 << 25  # logits that are worked on in float32
+
 
 def candidates(
     logits: Tensor, slots: Tensor, positions: Tensor, table: SamplingTable, mode: Mode, count: int
@@ -19,6 +21,18 @@ def candidates(
     that is x with probability softmax(log q + G)[x]; greedy requests have no G. Penalties and truncation are left to
     the target: a candidate that they rule out is one in vain.
     """
+    at_once = max(1, AT_ONCE // logits.shape[-1])
+    parts = [
+        _candidates(logits[part], slots[part], positions[part], table, mode, count)
+        for part in (slice(start, start + at_once) for start in range(0, len(logits), at_once))
+    ]
+    tokens, confidences = zip(*parts, strict=True)
+    return torch.cat(tokens), torch.cat(confidences)
+
+
+def _candidates(
+    logits: Tensor, slots: Tensor, positions: Tensor, table: SamplingTable, mode: Mode, count: int
+) -> tuple[Tensor, Tensor]:
     scores = logits.to(torch.float32)
     if mode is not Mode.GREEDY:
         scores = _with_noise(scores, slots, positions, table)

@@ -14,12 +14,15 @@ from outrider_runtime.engine.device_step import place, tail_batch
 from outrider_runtime.engine.feed import Feed
 from outrider_runtime.engine.follow import entry_batch
 from outrider_runtime.engine.state import DeviceState
+from outrider_runtime.engine.tree_step import frontier_batch, place_trees
 from outrider_runtime.kv.cache import KVCache
 from outrider_runtime.models.causal import CausalLM
 from outrider_runtime.models.eagle import EagleHead
+from outrider_runtime.sampling.candidates import candidates
 from outrider_runtime.sampling.sampler import sample
-from outrider_runtime.sampling.table import Mode, SamplingTable
+from outrider_runtime.sampling.table import Mode, SamplingTable, Settings
 from outrider_runtime.speculation.cost import ModelShape
+from outrider_runtime.speculation.expansion import DynamicTree, Expansion
 from outrider_runtime.speculation.following import Following
 
 
@@ -32,6 +35,7 @@ class Eagle(Following):
         state: DeviceState,
         table: SamplingTable,
         tokens: int,
+        tree: DynamicTree | None = None,
     ) -> None:
         """For steps of up to `tokens`. Raises Refusal when the target does not give out what the head reads."""
         head.attach(target, tokens)
@@ -39,6 +43,7 @@ class Eagle(Following):
         self.shape = _cost(head, target)
         self._head, self._cache, self._state, self._table = head, cache, state, table
         self._vocab_size = target.config.vocab_size
+        self.tree = self._tree = tree
         # Of each slot, at its text's end
         self._states = torch.zeros(state.nobody + 1, head.config.hidden_size, dtype=head.dtype, device=head.device)
 
@@ -50,6 +55,9 @@ class Eagle(Following):
 
     def draft(self, feed: Feed, requests: int, length: int, mode: Mode) -> None:
         """Draw and feed back, one token a turn for all."""
+        if self._tree is not None:
+            self._draft_trees(self._tree, feed, requests, length, mode)
+            return
         slots = feed.slots[:requests]
         ends = contexts = self._state.lengths[slots]
         states = self._states[slots]
@@ -60,14 +68,41 @@ class Eagle(Following):
             place(self._state, slots, contexts, self._drawn(states, slots, contexts, mode).unsqueeze(1))
 
     def _drawn(self, states: Tensor, slots: Tensor, positions: Tensor, mode: Mode) -> Tensor:
-        """[rows] tokens of the target's vocabulary: the noise belongs to its ids, of which the head may know a part."""
+        """[rows] tokens of the target's vocabulary."""
+        logits, token_ids = self._logits(states, mode)
+        drawn = sample(logits, slots, positions, self._table, mode)
+        return drawn if token_ids is None else token_ids[drawn]
+
+    def _logits(self, states: Tensor, mode: Mode) -> tuple[Tensor, Tensor | None]:
+        """[rows, vocab], and what ids they are of, if not the target's. The noise belongs to those, of which the head
+        may know a part."""
         logits, token_ids = self._head.logits(states), self._head.token_ids
         if token_ids is None:
-            return sample(logits[:, : self._vocab_size], slots, positions, self._table, mode)
+            return logits[:, : self._vocab_size], None
         if mode is Mode.GREEDY:
-            return token_ids[sample(logits, slots, positions, self._table, mode)]
+            return logits, token_ids
         spread = torch.full((len(logits), self._vocab_size), -torch.inf, dtype=logits.dtype, device=logits.device)
-        return sample(spread.index_copy_(1, token_ids, logits), slots, positions, self._table, mode)
+        return spread.index_copy_(1, token_ids, logits), None
+
+    def _draft_trees(self, tree: DynamicTree, feed: Feed, requests: int, turns: int, mode: Mode) -> None:
+        """Each turn reads the likeliest branches there are, all requests' at once, and finds what may follow each."""
+        slots = owners = feed.slots[:requests]
+        ends = positions = self._state.lengths[slots]
+        states = self._states[slots]
+        expansion = Expansion(tree, Settings(self._table.rows[slots]).reads_text)
+        for turn in range(turns):
+            logits, token_ids = self._logits(states, mode)
+            tokens, confidences = candidates(logits, owners, positions, self._table, mode, tree.top_k)
+            tokens = tokens if token_ids is None else token_ids[tokens]
+            frontier = expansion.grow(*(each.view(requests, -1, tree.top_k) for each in (tokens, confidences)))
+            if turn + 1 < turns:
+                sources = frontier.sources.unsqueeze(2).expand(-1, -1, states.shape[1])
+                states = states.view(requests, -1, states.shape[1]).gather(1, sources).flatten(0, 1)
+                shape = self._head.attention_shape
+                batch, places = frontier_batch(self._state, feed, self._cache, shape, ends, frontier, turn)
+                states = self._head(batch, states, self._cache)
+                owners, positions = slots.repeat_interleave(tree.top_k), places + 1
+        place_trees(self._state, slots, ends, *expansion.best())
 
 
 def _cost(head: EagleHead, target: CausalLM) -> ModelShape:

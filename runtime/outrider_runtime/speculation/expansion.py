@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from outrider_runtime.speculation.tree import MOST_TOKENS, TreeError
+from outrider_runtime.config import tree_fault
+from outrider_runtime.speculation.tree import TreeError
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,16 +25,8 @@ class DynamicTree:
     max_tokens: int
 
     def __post_init__(self) -> None:
-        if not self.reach <= self.max_tokens <= MOST_TOKENS:
-            raise TreeError(
-                f"tree.maxTokens is {self.max_tokens}; with topK {self.top_k} and numSpeculativeTokens {self.depth} "
-                f"it must be from {self.reach}, which the draft reads while the tree grows, to {MOST_TOKENS}"
-            )
-
-    @property
-    def reach(self) -> int:
-        """Tokens whose KV the draft writes behind the text while the tree grows."""
-        return (self.depth - 1) * self.top_k
+        if fault := tree_fault(self.top_k, self.depth, self.max_tokens):
+            raise TreeError(fault)
 
     @property
     def sizes(self) -> tuple[int, ...]:

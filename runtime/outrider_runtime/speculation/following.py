@@ -20,6 +20,7 @@ from outrider_runtime.speculation.cost import ModelShape
 
 if TYPE_CHECKING:
     from outrider_runtime.engine.scheduler import Chunk
+    from outrider_runtime.speculation.tree import Tree
 
 ALL = 1 << 30
 PAUSE_SECONDS = 2.0
@@ -35,6 +36,7 @@ class Following(ABC):
     _until = -math.inf  # when steps are not followed any more, unless drafting is allowed before
     reach = ALL  # positions are turned, not looked up: there is no longest text
     longest = ALL  # draft
+    tree: Tree | None = None  # None: chains
 
     def follows(self, chunk: Chunk) -> bool:
         """Whether all that stands before the chunk was followed."""
@@ -44,7 +46,7 @@ class Following(ABC):
         return chunk.start == 0 or request.draft_computed > chunk.start
 
     def most(self, chunk: Chunk) -> int:
-        """Tokens that the decoding chunk's request may draft."""
+        """Tokens that the decoding chunk's request may draft, one behind the other."""
         return self.longest if self.follows(chunk) else 0
 
     def due(self, now: float, *, allowed: bool) -> bool:

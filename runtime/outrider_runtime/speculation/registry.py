@@ -14,11 +14,13 @@ from outrider_runtime.models.medusa import MedusaHeads
 from outrider_runtime.sampling.table import SamplingTable
 from outrider_runtime.speculation.draft_model import DraftModel
 from outrider_runtime.speculation.eagle import Eagle
+from outrider_runtime.speculation.expansion import DynamicTree
 from outrider_runtime.speculation.medusa import Medusa
 from outrider_runtime.speculation.ngram import NGram
 from outrider_runtime.speculation.proposer import Proposer
 from outrider_runtime.speculation.suffix import Suffix
 from outrider_runtime.speculation.suffix_index import Outputs
+from outrider_runtime.speculation.tree import StaticTree, likely_choices
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,7 @@ def _draft_model(setting: Setting) -> Proposer | None:
 def _eagle(setting: Setting) -> Proposer | None:
     if not isinstance(setting.draft, EagleHead) or setting.draft_cache is None:
         return None
+    tree = setting.config.speculation.tree
     return Eagle(
         setting.draft,
         setting.target,
@@ -65,13 +68,18 @@ def _eagle(setting: Setting) -> Proposer | None:
         setting.state,
         setting.table,
         setting.config.scheduler.max_batched_tokens,
+        None if tree is None else DynamicTree(tree.top_k, setting.config.speculation.max_tokens, tree.max_tokens),
     )
 
 
 def _medusa(setting: Setting) -> Proposer | None:
     if not isinstance(setting.draft, MedusaHeads):
         return None
-    return Medusa(setting.draft, setting.target, setting.state, setting.table)
+    tree, depth = setting.config.speculation.tree, setting.config.speculation.max_tokens
+    shape = None
+    if tree is not None:
+        shape = StaticTree.of(likely_choices(min(depth, setting.draft.shape.heads), tree.top_k, tree.max_tokens))
+    return Medusa(setting.draft, setting.target, setting.state, setting.table, shape)
 
 
 def _suffix(setting: Setting) -> Proposer:

@@ -16,7 +16,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-MOST_TOKENS = 63  # a bit each, and one for the root: kernels/attention.py
+from outrider_runtime.config import MOST_TREE_TOKENS
+
 # A guess at how often the likeliest token of the next position is right, what is left of that a position on, and what
 # each next rank gets of the one before: it shapes trees of methods that know no confidence before they draft.
 FIRST, FADE, NEXT_RANK = 0.7, 0.9, 0.35
@@ -54,8 +55,8 @@ class StaticTree:
 
         Raises TreeError for a path that is there twice, or without the one that it extends.
         """
-        if not 0 < len(choices) <= MOST_TOKENS:
-            raise TreeError(f"a tree has 1 to {MOST_TOKENS} drafts; got {len(choices)}")
+        if not 0 < len(choices) <= MOST_TREE_TOKENS:
+            raise TreeError(f"a tree has 1 to {MOST_TREE_TOKENS} drafts; got {len(choices)}")
         paths = sorted(map(tuple, choices), key=len)
         numbers: dict[tuple[int, ...], int] = {(): 0}
         parents = []

@@ -121,8 +121,8 @@ def test_of_equals_parents_come_first():
 @pytest.mark.parametrize(
     ("top_k", "depth", "max_tokens", "message"),
     [
-        (10, 5, 39, "maxTokens is 39; with topK 10 and numSpeculativeTokens 5 it must be from 40.* to 63"),
-        (10, 5, 64, "maxTokens is 64; .* to 63"),
+        (10, 5, 39, "a tree of 39 tokens; with 10 candidates .* 5 tokens behind each other it takes from 40.* to 63"),
+        (10, 5, 64, "a tree of 64 tokens; .* to 63"),
     ],
 )
 def test_what_cannot_grow_is_refused(top_k, depth, max_tokens, message):

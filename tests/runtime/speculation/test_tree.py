@@ -7,7 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider_runtime.speculation.tree import MOST_TOKENS, Layout, StaticTree, TreeError, likely_choices
+from outrider_runtime.config import MOST_TREE_TOKENS
+from outrider_runtime.speculation.tree import Layout, StaticTree, TreeError, likely_choices
 
 CHOICES = [(0,), (0, 0), (0, 0, 0), (1,), (0, 2), (1, 0)]
 
@@ -36,7 +37,7 @@ def test_what_is_no_tree_is_refused(choices, message):
         StaticTree.of(choices)
 
 
-@given(depth=st.integers(1, 6), top_k=st.integers(1, 8), max_tokens=st.integers(1, MOST_TOKENS))
+@given(depth=st.integers(1, 6), top_k=st.integers(1, 8), max_tokens=st.integers(1, MOST_TREE_TOKENS))
 def test_likely_choices_are_a_tree(depth, top_k, max_tokens):
     choices = likely_choices(depth, top_k, max_tokens)
     tree = StaticTree.of(choices)
