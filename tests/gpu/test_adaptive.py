@@ -140,7 +140,7 @@ def test_many_streams_whose_drafts_never_stand_stop_drafting():
     while engine.idle():
         pass
     lengths = serve(engine, STREAMS, 300)
-    assert np.mean(lengths[len(lengths) // 2 :]) < 0.05
+    assert np.mean(lengths[len(lengths) // 2 :]) < 0.1  # probes
     assert engine.stats().speedup == pytest.approx(1.0, abs=0.03)
     step = StepShape(STREAMS, STREAMS, STREAMS * 300)
     assert engine._reflex.table.seconds(step) == pytest.approx(engine._runner.measure(step), rel=0.3)
