@@ -108,7 +108,8 @@ def make_engine(options: argparse.Namespace, target: LlamaForCausalLM, draft: Ll
     config = EngineConfig(
         model=SourceConfig("synthetic"),
         speculation=SpeculationConfig(
-            method="ngram" if options.method == "ngram" else "draft-model", max_tokens=options.num_speculative_tokens
+            method="draft-model" if options.method == "none" else options.method,
+            max_tokens=options.num_speculative_tokens,
         ),
         cache=CacheConfig(block_size=block_size, num_blocks=blocks, prefix_caching=False),
         scheduler=SchedulerConfig(max_concurrency=most, max_batched_tokens=options.max_batched_tokens),
@@ -131,11 +132,13 @@ class Run:
     tokens: int
 
 
-def run(engine: Engine, concurrency: int, prompt_length: int, output: int, vocab_size: int) -> Run:
+def run(
+    engine: Engine, concurrency: int, prompt_length: int, output: int, vocab_size: int, temperature: float = 0.0
+) -> Run:
     """All at once, to the end."""
     lots = random.Random(0)
     requests = []
-    params = SamplingParams(max_tokens=output, temperature=0.0, ignore_eos=True)
+    params = SamplingParams(max_tokens=output, temperature=temperature, ignore_eos=True)
     for index in range(concurrency):
         prompt = tuple(lots.randrange(vocab_size) for _ in range(prompt_length))
         requests.append(AddRequest(str(index), prompt, params))
@@ -156,11 +159,11 @@ def run(engine: Engine, concurrency: int, prompt_length: int, output: int, vocab
 def measure(options: argparse.Namespace, engine: Engine, vocab_size: int) -> Iterator[Row]:
     for concurrency in options.concurrency:
         for output in (FEW, FEW + options.output):
-            run(engine, concurrency, options.input, output, vocab_size)  # captures graphs
+            run(engine, concurrency, options.input, output, vocab_size, options.temperature)  # captures graphs
         rates, steps, firsts, yields = [], [], [], []
         for _ in range(options.repeats):
-            short = run(engine, concurrency, options.input, FEW, vocab_size)
-            long = run(engine, concurrency, options.input, options.output + FEW, vocab_size)
+            short = run(engine, concurrency, options.input, FEW, vocab_size, options.temperature)
+            long = run(engine, concurrency, options.input, options.output + FEW, vocab_size, options.temperature)
             seconds = long.seconds - short.seconds
             rates.append(concurrency * options.output / seconds)
             steps.append(1000 * seconds / max(1, long.steps - short.steps))
@@ -213,11 +216,12 @@ def profile(options: argparse.Namespace, engine: Engine, vocab_size: int, steps:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shape", choices=SHAPES, default="llama-8b")
-    parser.add_argument("--method", choices=["none", "ngram", "draft-model"], default="none")
+    parser.add_argument("--method", choices=["none", "ngram", "suffix", "draft-model"], default="none")
     parser.add_argument("--draft-shape", choices=SHAPES, default="llama-1b")
     parser.add_argument("--num-speculative-tokens", type=int, default=4)
     parser.add_argument("--adaptive", action="store_true", help="draft up to that many tokens, as it pays")
     parser.add_argument("--accepted-length", type=float, help="tokens a step yields on average, whatever is drafted")
+    parser.add_argument("--temperature", type=float, default=0.0, help="1.0: texts in which nothing occurs again")
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 4, 16, 64, 128, 256])
     parser.add_argument("--input", type=int, default=128)
     parser.add_argument("--output", type=int, default=256)
