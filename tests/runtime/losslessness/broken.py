@@ -9,12 +9,13 @@ from torch import Tensor
 
 from outrider_runtime.engine.feed import Feed
 from outrider_runtime.engine.state import DeviceState
+from outrider_runtime.kv.compaction import Path
 from outrider_runtime.sampling import noise
 from outrider_runtime.speculation import verify
 
 Walk = Callable[[DeviceState, Feed, Tensor, Tensor, Tensor, Tensor | None], None]
 
-walk, random_words = verify.walk, noise.random_words
+walk, walk_tree, random_words = verify.walk, verify.walk_tree, noise.random_words
 
 
 def accepts_one_too_many(
@@ -61,6 +62,29 @@ VERIFIERS: dict[str, Walk] = {
     "accepts all": accepts_all,
     "emits the draft that differs": emits_the_draft_that_differs,
     "emits the token behind the next draft": emits_the_token_behind_the_next_draft,
+}
+
+
+TreeWalk = Callable[[DeviceState, Feed, Tensor, Tensor, Tensor, Path, Tensor | None], None]
+
+
+def accepts_the_first_branch(
+    state: DeviceState, feed: Feed, sampled: Tensor, meant: Tensor, results: Tensor, path: Path, stands: Tensor | None
+) -> None:
+    walk_tree(state, feed, sampled, meant, results, path, feed.drafts)
+
+
+def takes_the_row_of_a_sibling(
+    state: DeviceState, feed: Feed, sampled: Tensor, meant: Tensor, results: Tensor, path: Path, stands: Tensor | None
+) -> None:
+    rows = sampled.clone()
+    rows[2::4] = sampled[1::4]  # of trees of three drafts, the first two of them siblings
+    walk_tree(state, feed, rows, meant, results, path, stands)
+
+
+TREE_VERIFIERS: dict[str, TreeWalk] = {
+    "accepts the first branch": accepts_the_first_branch,
+    "takes the row of a sibling": takes_the_row_of_a_sibling,
 }
 
 

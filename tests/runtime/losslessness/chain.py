@@ -14,16 +14,19 @@ from torch import Tensor
 from outrider_runtime.engine.device_step import place
 from outrider_runtime.engine.feed import AT_THE_END, Feed, FeedBuffer, Share, shape_of
 from outrider_runtime.engine.state import DeviceState
+from outrider_runtime.engine.tree_step import place_trees
+from outrider_runtime.kv.compaction import Path
 from outrider_runtime.sampling.params import SamplingParams
 from outrider_runtime.sampling.pipeline import Row
 from outrider_runtime.sampling.sampler import sample
 from outrider_runtime.sampling.table import Layout, SamplingTable, mode_of
-from outrider_runtime.speculation.verify import commit
+from outrider_runtime.speculation.verify import commit, commit_tree
 
 VOCAB = 5
 PROMPT = (4, 2)
 TOKENS = 3  # of each text: their joint distribution is looked at
 K = 2
+DRAFTS_OF_TREE = 3
 REQUESTS = 100_000
 
 _generator = torch.Generator().manual_seed(3)
@@ -38,30 +41,34 @@ class Chain:
 
     def __init__(self, params: SamplingParams, drafter: Drafter | None) -> None:
         """Each request has a seed of its own. Without a drafter a step is one token."""
-        self.params = params
-        width = len(PROMPT) + TOKENS + K + 1
-        self.state = DeviceState(REQUESTS, width, 1, "cpu")
+        self.params, self.drafter = params, drafter
+        width = len(PROMPT) + TOKENS + DRAFTS_OF_TREE + 1
+        self.state = DeviceState(REQUESTS, width, 1, "cpu", DRAFTS_OF_TREE)
         self.state.tokens[:, : len(PROMPT)] = torch.tensor(PROMPT, dtype=torch.int32)
         self.state.lengths[:REQUESTS] = len(PROMPT)
         self.table = self.table_of(1)
-        drafts = K if drafter else 0
-        feed = feed_of(drafts)
-        self.slots = feed.slots[:REQUESTS]
-        results = torch.zeros(REQUESTS, 3 + K, dtype=torch.int32)
-        meant = torch.full((REQUESTS,), K, dtype=torch.int32)
+        self.slots = feed_of(0).slots[:REQUESTS]
+        self.results = torch.zeros(REQUESTS, 3 + K, dtype=torch.int32)
+        self.meant = torch.full((REQUESTS,), K, dtype=torch.int32)
         self.first = 0.0
         while int((self.lengths - len(PROMPT)).min()) < TOKENS:
             begin = self.lengths.clone()
-            if drafter:
-                for turn in range(K):
-                    place(self.state, self.slots, begin + turn, drafter(self, begin + turn).unsqueeze(1))
-            sampled = [self.draw(TARGET, begin + turn, self.table) for turn in range(drafts + 1)]
-            commit(self.state, feed, torch.stack(sampled, 1).flatten(), meant, results)
+            self.step(begin)
             if int(begin.max()) == len(PROMPT):
-                self.first = float((results[:, 0] > 1).float().mean())
+                self.first = float((self.results[:, 0] > 1).float().mean())
             # All are kept from running on: who has enough begins again where it was.
             self.state.lengths[:REQUESTS] = self.lengths.clamp(max=len(PROMPT) + TOKENS)
         self.texts = self.state.tokens[:REQUESTS, len(PROMPT) : len(PROMPT) + TOKENS].long()
+
+    def step(self, begin: Tensor) -> None:
+        """Behind texts of `begin` tokens."""
+        drafts = 0
+        if self.drafter:
+            drafts = K
+            for turn in range(K):
+                place(self.state, self.slots, begin + turn, self.drafter(self, begin + turn).unsqueeze(1))
+        sampled = [self.draw(TARGET, begin + turn, self.table) for turn in range(drafts + 1)]
+        commit(self.state, feed_of(drafts), torch.stack(sampled, 1).flatten(), self.meant, self.results)
 
     @property
     def lengths(self) -> Tensor:
@@ -76,14 +83,36 @@ class Chain:
         table.rows.view(torch.int64)[:, 0] = torch.arange(first_seed, first_seed + len(table.rows))
         return table
 
-    def draw(self, logits: Tensor, positions: Tensor, table: SamplingTable) -> Tensor:
-        """By these logits, behind the token before each position."""
-        last = self.state.tokens[self.slots.long(), positions.long() - 1].long()
-        return sample(logits[last], self.slots, positions, table, mode_of(self.params))
+    def draw(self, logits: Tensor, positions: Tensor, table: SamplingTable, last: Tensor | None = None) -> Tensor:
+        """By these logits, behind the token before each position, or `last`."""
+        last = self.before(positions) if last is None else last
+        return sample(logits[last.long()], self.slots, positions, table, mode_of(self.params))
+
+    def before(self, positions: Tensor) -> Tensor:
+        return self.state.tokens[self.slots.long(), positions.long() - 1]
 
     def counts(self) -> list[int]:
         """How often each text came up, in the order of probabilities()."""
         return torch.bincount(index(self.texts), minlength=VOCAB**TOKENS).tolist()
+
+
+class Tree(Chain):
+    """Drafts two tokens that may follow a text, and one that may follow the first of them. Without penalties."""
+
+    def __init__(self, params: SamplingParams) -> None:
+        super().__init__(params, None)
+
+    def step(self, begin: Tensor) -> None:
+        one = self.draw(DRAFT, begin, self.table)
+        two = (one + 1) % VOCAB
+        three = self.draw(DRAFT, begin + 1, self.table, one)
+        drafts, parents = torch.stack((one, two, three), 1), torch.tensor([[0, 0, 1]], dtype=torch.int32)
+        place_trees(self.state, self.slots, begin, drafts, parents.expand(REQUESTS, -1))
+        rows = ((self.before(begin), 0), (one, 1), (two, 1), (three, 2))
+        sampled = [self.draw(TARGET, begin + depth, self.table, last) for last, depth in rows]
+        path = Path(torch.zeros_like(begin), torch.zeros(REQUESTS, K, dtype=torch.int32))
+        feed = feed_of(DRAFTS_OF_TREE)
+        commit_tree(self.state, feed, torch.stack(sampled, 1).flatten(), self.meant, self.results, path)
 
 
 def index(texts: Tensor) -> Tensor:
@@ -120,7 +149,7 @@ def with_noise_of_its_own(chain: Chain, positions: Tensor) -> Tensor:
 
 
 def always_the_same(chain: Chain, positions: Tensor) -> Tensor:
-    return (chain.state.tokens[chain.slots.long(), positions.long() - 1] + 1) % VOCAB
+    return (chain.before(positions) + 1) % VOCAB
 
 
 DRAFTERS: dict[str, Drafter | None] = {

@@ -9,7 +9,7 @@ from functools import cache
 
 import pytest
 import torch
-from tests.runtime.losslessness.broken import VERIFIERS, WORDS
+from tests.runtime.losslessness.broken import TREE_VERIFIERS, VERIFIERS, WORDS
 from tests.runtime.losslessness.chain import (
     DRAFT,
     DRAFTERS,
@@ -17,6 +17,7 @@ from tests.runtime.losslessness.chain import (
     REQUESTS,
     TARGET,
     Chain,
+    Tree,
     probabilities,
 )
 from tests.runtime.sampling.distribution import (
@@ -85,6 +86,19 @@ def test_a_broken_verifier_is_found_out(verifier, monkeypatch):
     monkeypatch.setattr(verify, "walk", VERIFIERS[verifier])
     drafter = DRAFTERS["drafts with the target's noise"]
     assert not follows(Chain(PLAIN, drafter).counts(), probabilities(PLAIN))
+
+
+def test_texts_out_of_trees_follow_the_distribution_and_are_the_seeds():
+    tree = Tree(PLAIN)
+    assert follows(tree.counts(), probabilities(PLAIN))
+    assert torch.equal(tree.texts, written("softmax", "no draft").texts)
+    assert tree.first > written("softmax", "drafts with the target's noise").first
+
+
+@pytest.mark.parametrize("verifier", TREE_VERIFIERS)
+def test_a_broken_verifier_of_trees_is_found_out(verifier, monkeypatch):
+    monkeypatch.setattr(verify, "walk_tree", TREE_VERIFIERS[verifier])
+    assert not follows(Tree(PLAIN).counts(), probabilities(PLAIN))
 
 
 @pytest.mark.parametrize("words", WORDS)
