@@ -13,17 +13,23 @@ import statistics
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
-from outrider_runtime.config import CacheConfig, EngineConfig, SchedulerConfig, SourceConfig, SpeculationConfig
+from outrider_runtime.config import HEADS, CacheConfig, EngineConfig, SchedulerConfig, SourceConfig, SpeculationConfig
 from outrider_runtime.engine.engine import Engine
 from outrider_runtime.engine.messages import AddRequest
+from outrider_runtime.models.causal import Weighted
 from outrider_runtime.models.config import model_config
+from outrider_runtime.models.eagle import EagleHead
+from outrider_runtime.models.eagle_config import EagleShape
 from outrider_runtime.models.llama import LlamaForCausalLM
+from outrider_runtime.models.medusa_config import MedusaShape
+from outrider_runtime.models.registry import make_draft
 from outrider_runtime.sampling.params import SamplingParams
 from outrider_runtime.speculation.policy import Policy
 
@@ -89,7 +95,35 @@ class Row:
 
 def synthetic(shape: str, dtype: torch.dtype, device: str) -> LlamaForCausalLM:
     """Random weights, small enough that activations stay finite."""
-    model = LlamaForCausalLM(model_config(SHAPES[shape]), dtype, device)
+    return at_random(LlamaForCausalLM(model_config(SHAPES[shape]), dtype, device))
+
+
+def synthetic_head(method: str, target: LlamaForCausalLM) -> Weighted:
+    """Of the target's shape, as heads are published: EAGLE-3 drafts 32,000 tokens from three layers, EAGLE-1 with the
+    target's own output layer; Medusa has five heads of one block."""
+    config, hidden = target.config, target.config.hidden_size
+    shape: EagleShape | MedusaShape
+    if method == "medusa":
+        shape = MedusaShape(heads=5, blocks=1)
+    elif method == "eagle":
+        shape = EagleShape(1, 2 * hidden, hidden, "layers.0")
+    else:
+        layers = config.num_layers
+        tapped = (min(2, layers), layers // 2, max(0, layers - 3))
+        rows = min(32_000, config.vocab_size)
+        shape = EagleShape(3, 3 * hidden, hidden, "midlayer", tapped, head_rows=rows, mapped=True)
+    layers = 0 if method == "medusa" else 1
+    head = at_random(make_draft(replace(config, num_layers=layers, head=shape), target.dtype, target.device))
+    if isinstance(head, EagleHead) and shape.head_rows:  # every fourth token, or so
+        rows = torch.arange(shape.head_rows, device=target.device)
+        head.offsets.copy_(rows * (config.vocab_size // shape.head_rows) - rows)
+    return head
+
+
+M = TypeVar("M", bound=Weighted)
+
+
+def at_random(model: M) -> M:
     torch.manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -100,7 +134,7 @@ def synthetic(shape: str, dtype: torch.dtype, device: str) -> LlamaForCausalLM:
     return model.eval()
 
 
-def make_engine(options: argparse.Namespace, target: LlamaForCausalLM, draft: LlamaForCausalLM | None) -> Engine:
+def make_engine(options: argparse.Namespace, target: LlamaForCausalLM, draft: Weighted | None) -> Engine:
     longest = options.input + options.output + 64
     block_size = 16
     most = max(options.concurrency)
@@ -216,7 +250,7 @@ def profile(options: argparse.Namespace, engine: Engine, vocab_size: int, steps:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shape", choices=SHAPES, default="llama-8b")
-    parser.add_argument("--method", choices=["none", "ngram", "suffix", "draft-model"], default="none")
+    parser.add_argument("--method", choices=["none", "ngram", "suffix", "draft-model", *HEADS], default="none")
     parser.add_argument("--draft-shape", choices=SHAPES, default="llama-1b")
     parser.add_argument("--num-speculative-tokens", type=int, default=4)
     parser.add_argument("--adaptive", action="store_true", help="draft up to that many tokens, as it pays")
@@ -233,7 +267,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     dtype = torch.bfloat16 if options.device == "cuda" else torch.float32
     target = synthetic(options.shape, dtype, options.device)
-    draft = synthetic(options.draft_shape, dtype, options.device) if options.method == "draft-model" else None
+    draft: Weighted | None = None
+    if options.method in HEADS:
+        draft = synthetic_head(options.method, target)
+    elif options.method == "draft-model":
+        draft = synthetic(options.draft_shape, dtype, options.device)
     engine = make_engine(options, target, draft)
     if options.adaptive:
         engine.set_policy(Policy(num_speculative_tokens=options.num_speculative_tokens))

@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from tests.runtime.tiny import VOCAB, reference_model
 from torch import Tensor
 
+from outrider_runtime.models.causal import CausalLM
 from outrider_runtime.models.config import ModelConfig, model_config, tensor_shapes
 from outrider_runtime.models.eagle import EagleHead
 from outrider_runtime.models.eagle_config import eagle_config
@@ -85,12 +86,36 @@ def write_head(folder: Path, made: Mapping[str, Tensor], config: Mapping[str, An
     return folder
 
 
-def loaded(config: ModelConfig, made: Mapping[str, Tensor]) -> Any:
-    """On the CPU, in float32."""
-    head = make_draft(config, torch.float32, "cpu")
+def loaded(config: ModelConfig, made: Mapping[str, Tensor], like: CausalLM | None = None) -> Any:
+    """On the CPU, in float32, or as a target is."""
+    dtype, device = (torch.float32, torch.device("cpu")) if like is None else (like.dtype, like.device)
+    head = make_draft(config, dtype, device)
     assert set(tensor_shapes(config)) == set(head.shards())
     head.load((name, made[name]) for name in tensor_shapes(config))
     return head.eval()
+
+
+def eagle_draft(version: int, target: CausalLM) -> EagleHead:
+    """A random one, in the target's type and on its device."""
+    made = eagle_tensors(version)
+    shapes = {name: tuple(tensor.shape) for name, tensor in made.items()}
+    return loaded(eagle_config("head", version, {**HEAD, **TAPPED}, shapes, target.config), made, target)
+
+
+def medusa_draft(target: CausalLM) -> MedusaHeads:
+    """Random ones, in the target's type and on its device."""
+    made = medusa_tensors()
+    shapes = {name: tuple(tensor.shape) for name, tensor in made.items()}
+    return loaded(medusa_config("heads", shapes, target.config), made, target)
+
+
+def blurred(head: Any, scale: float) -> Any:
+    """Its weights, a little off."""
+    generator = torch.Generator().manual_seed(4)
+    with torch.no_grad():
+        for parameter in head.parameters():
+            parameter += scale * torch.randn(parameter.shape, generator=generator)
+    return head
 
 
 def eagle_head(version: int, target: ModelConfig, made: Mapping[str, Tensor] | None = None, **config: Any) -> EagleHead:

@@ -8,11 +8,12 @@ from functools import cache
 from typing import Any
 
 import transformers
+from tests.runtime.heads import eagle_draft, medusa_draft
 from tests.runtime.tiny import blurred_model, ours, reference_model
 
-from outrider_runtime.models.causal import CausalLM
+from outrider_runtime.models.causal import CausalLM, Weighted
 
-DraftOf = Callable[[CausalLM], CausalLM | None]
+DraftOf = Callable[[CausalLM], Weighted | None]
 
 
 @dataclass(frozen=True)
@@ -41,4 +42,7 @@ METHODS = {
     "equal draft": Method("draft-model", model(reference_model)),
     "worse draft": Method("draft-model", model(blurred_model)),
     "random draft": Method("draft-model", model(lambda: reference_model(seed=1))),
+    "EAGLE-3": Method("eagle3", lambda target: eagle_draft(3, target)),
+    "EAGLE-1": Method("eagle", lambda target: eagle_draft(1, target)),
+    "Medusa": Method("medusa", medusa_draft),
 }

@@ -70,7 +70,7 @@ class CausalLM(Weighted):
         """[rows, hidden] to [rows, vocab]."""
 
     def tap(self, layers: Sequence[int], tokens: int) -> None:
-        """From now on forward() leaves in `taps` what enters these layers, for steps of up to `tokens`. What would
+        """From now on forward() leaves in `taps` what enters these layers, of the first `tokens` of a step. What would
         enter one more layer than there are is what leaves the last. Raises Refusal(UnsupportedModel)."""
         raise Refusal(
             "UnsupportedModel",

@@ -62,7 +62,7 @@ class LlamaForCausalLM(CausalLM):
 
     def _tap(self, layer: int, hidden: Tensor) -> None:
         for place in self._tapped.get(layer, ()):
-            place[: len(hidden)] = hidden
+            place[: len(hidden)] = hidden[: len(place)]
 
     def shards(self) -> dict[str, Tensor]:
         shards = self.embedding.shards("model.embed_tokens") | self.norm.shards("model.norm")
