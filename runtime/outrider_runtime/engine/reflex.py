@@ -11,7 +11,7 @@ import numpy as np
 from outrider_runtime.engine.request import Request
 from outrider_runtime.engine.runner import Runner
 from outrider_runtime.engine.scheduler import Chunk
-from outrider_runtime.sampling.table import Mode, mode_of, reads_text
+from outrider_runtime.sampling.table import Mode
 from outrider_runtime.speculation.adaptive import Adaptive, Decoding
 from outrider_runtime.speculation.cost import CostTable, ModelShape, StepShape
 from outrider_runtime.speculation.policy import Policy
@@ -44,6 +44,8 @@ class Reflex:
             draft_lengths=sizes.lengths,
         )
         self._drafts = runner.draft_sizes  # by turns, which are what the reflex decides
+        self._chains = self._drafts == tuple(range(len(self._drafts)))  # one token a turn
+        self._short = proposer.reach < max_model_len  # there are texts that it does not draft behind
         self.adaptive = Adaptive(
             self.table,
             policy,
@@ -72,14 +74,15 @@ class Reflex:
         decoding = [chunk for chunk in chunks if chunk.decodes]
         prompts = [chunk for chunk in chunks if not chunk.decodes]
         columns = self._columns(decoding)
-        mode = max(mode_of(chunk.request.params) for chunk in chunks)
+        mode = max(chunk.request.mode for chunk in chunks)
         self.adaptive.captured = self._runner.captured_sizes(mode, max((chunk.length for chunk in prompts), default=1))
         decision = self.adaptive.decide(columns, sum(chunk.length for chunk in prompts), now)
         self._capture_meanwhile(len(decoding), mode, now)
         reads = []
         for chunk, length, missed in zip(decoding, decision.lengths.tolist(), decision.reads.tolist(), strict=True):
-            chain = reads_text(chunk.request.params)
-            chunk.draft_length = min(chunk.draft_length, length if chain else self._drafts[length])
+            drafts = length if chunk.request.reads_text else self._drafts[length]
+            if drafts < chunk.draft_length:
+                chunk.draft_length = drafts
             if missed > 0:
                 reads.append(_read(chunk.request, missed))
         if decision.follows:
@@ -110,8 +113,10 @@ class Reflex:
         if tokens < shape.tokens:  # what was not found was not verified
             shape = replace(shape, tokens=tokens, rows=shape.rows - (shape.tokens - tokens))
         slots, drafted, accepted = zip(*verified, strict=True) if verified else ((), (), ())
-        pairs = zip(drafted, accepted, strict=True)
-        turns = [max(stood, min(self._turns(drafts), drafting.turns)) for drafts, stood in pairs]
+        turns: Sequence[int] = drafted
+        if not self._chains:
+            pairs = zip(drafted, accepted, strict=True)
+            turns = [max(stood, min(self._turns(drafts), drafting.turns)) for drafts, stood in pairs]
         self.adaptive.observe(slots, turns, accepted, shape, seconds, now)
 
     def break_even(self, now: float) -> int | None:
@@ -126,25 +131,25 @@ class Reflex:
             self._runner.capture_for(requests, self.adaptive.allowed, mode)
 
     def _columns(self, decoding: Sequence[Chunk]) -> Decoding:
-        missed, longest = self._proposer.missed, self._max_model_len
-        rows = np.array(
-            [
-                (
-                    request.slot,
-                    request.shortest,
-                    self._cap(chunk),
-                    missed(request),
-                    request.room(longest),
-                )
-                for chunk in decoding
-                for request in (chunk.request,)
-            ],
-            dtype=np.int64,
-        ).reshape(-1, 5)
-        return Decoding(*np.ascontiguousarray(rows.T))
+        """Of a list each, which is done in every step."""
+        requests = [chunk.request for chunk in decoding]
+        ends = np.array([chunk.end for chunk in decoding], dtype=np.int64)  # the texts', at least
+        limits = [request.prompt_length + request.params.max_tokens for request in requests]
+        return Decoding(
+            slots=np.array([request.slot for request in requests], dtype=np.int64),
+            contexts=ends,
+            caps=np.array([self._cap(chunk) for chunk in decoding], dtype=np.int64),
+            missed=np.array(
+                [self._proposer.missed(request) for request in requests] if self._proposer.reads else [0] * len(ends),
+                dtype=np.int64,
+            ),
+            remaining=np.minimum(np.array(limits, dtype=np.int64), self._max_model_len) - ends,
+        )
 
     def _cap(self, chunk: Chunk) -> int:
-        cap = min(self._turns(chunk.draft_length), max(0, self._proposer.reach - chunk.request.longest))
+        cap = chunk.draft_length if self._chains else self._turns(chunk.draft_length)
+        if self._short:
+            cap = min(cap, max(0, self._proposer.reach - chunk.request.longest))
         if self._suffix is not None:
             return min(cap, self._suffix.most(chunk))
         return cap if self._following is None else min(cap, self._following.most(chunk))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from outrider_runtime.engine.messages import FinishReason
 from outrider_runtime.sampling.params import SamplingParams
+from outrider_runtime.sampling.table import Mode, mode_of, reads_text
 
 if TYPE_CHECKING:
     from outrider_runtime.engine.scheduler import Chunk
@@ -38,6 +39,11 @@ class Request:
     published: int = 0  # leading blocks offered to the prefix cache
     draft_published: int = 0  # of which with the draft's KV
     admitted: bool = False  # once, whether or not preempted since
+    mode: Mode = field(init=False)  # how its tokens are drawn
+    reads_text: bool = field(init=False)  # when they are
+
+    def __post_init__(self) -> None:
+        self.mode, self.reads_text = mode_of(self.params), reads_text(self.params)
 
     @property
     def generated(self) -> int:

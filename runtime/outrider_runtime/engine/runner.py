@@ -31,7 +31,7 @@ from outrider_runtime.models.causal import CausalLM, Weighted
 from outrider_runtime.sampling.logprobs import logprobs as logprobs_of
 from outrider_runtime.sampling.params import MAX_LOGPROBS
 from outrider_runtime.sampling.sampler import sample
-from outrider_runtime.sampling.table import Mode, SamplingTable, mode_of
+from outrider_runtime.sampling.table import Mode, SamplingTable
 from outrider_runtime.speculation.allocation import Captured
 from outrider_runtime.speculation.cost import StepShape
 from outrider_runtime.speculation.following import Following
@@ -141,7 +141,7 @@ class Runner:
         `extend`, the draft follows it then. The ticket's chunks may draft less, and come in another order."""
         updates = self._send_ahead(updates)
         chunks = _drafting_first(chunks)
-        mode = max(mode_of(chunk.request.params) for chunk in chunks)
+        mode = max(chunk.request.mode for chunk in chunks)
         logprobs = any(chunk.samples and chunk.request.params.logprobs is not None for chunk in chunks)
         if reads:
             shares = [self._share(read.request, read.start, read.length) for read in reads]
