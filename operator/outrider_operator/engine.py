@@ -17,7 +17,14 @@ CACHE_DIR = "/var/cache/outrider"
 CLAIMS_DIR = "/mnt/models"  # pvc://CLAIM/PATH is at CLAIMS_DIR/CLAIM/PATH
 ADMIN_DIR = "/etc/outrider/admin"
 
-_METHODS = {Method.DRAFT_MODEL: "draft-model", Method.NGRAM: "ngram", Method.SUFFIX: "suffix"}
+_METHODS = {
+    Method.DRAFT_MODEL: "draft-model",
+    Method.NGRAM: "ngram",
+    Method.SUFFIX: "suffix",
+    Method.EAGLE3: "eagle3",
+    Method.EAGLE: "eagle",
+    Method.MEDUSA: "medusa",
+}
 
 
 def arguments(model: Model, spec: SpeculativeModelSpec, tier: int) -> list[str]:

@@ -69,6 +69,14 @@ class Method(StrEnum):
     DRAFT_MODEL = "DraftModel"
     NGRAM = "NGram"
     SUFFIX = "Suffix"
+    EAGLE3 = "Eagle3"
+    EAGLE = "Eagle"
+    MEDUSA = "Medusa"
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether it needs a draft."""
+        return self not in (Method.NGRAM, Method.SUFFIX)
 
 
 class Device(StrEnum):
@@ -173,9 +181,10 @@ class SpeculativeDecoding(ApiModel):
 
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
-            "!has(self.method) || self.method != 'DraftModel' || has(self.draft)",
-            "speculativeDecoding.draft is required with method DraftModel: set draft.uri, or use method NGram",
-            lambda s: s.method is not Method.DRAFT_MODEL or s.draft is not None,
+            "!has(self.method) || self.method in ['NGram', 'Suffix'] || has(self.draft)",
+            "speculativeDecoding.draft is required with methods DraftModel, Eagle3, Eagle and Medusa: set draft.uri, or "
+            "use method NGram",
+            lambda s: s.method is None or not s.method.has_weights or s.draft is not None,
         ),
         Rule(
             "!has(self.method) || self.method != 'NGram' || !has(self.draft)",
@@ -198,7 +207,9 @@ class SpeculativeDecoding(ApiModel):
         None, description="How tokens are drafted. Default: DraftModel when draft is given, else NGram."
     )
     draft: DraftSource | None = Field(
-        None, description="The draft model; required by DraftModel, forbidden with NGram and Suffix."
+        None,
+        description="The draft model, or the head trained for this model; required by DraftModel, Eagle3, Eagle and "
+        "Medusa, forbidden with NGram and Suffix.",
     )
     num_speculative_tokens: int = Field(
         4, ge=1, le=16, description="The most tokens drafted per step; Auto may use fewer."

@@ -79,6 +79,7 @@ VALID = (
     Case("revision, served name and token", model(model={
         **MODEL, "revision": "v1.0", "name": "gpt-4", "tokenSecretRef": {"name": "hf", "key": "hf.token_1"}})),
     Case("draft model by its presence", _speculating(draft=DRAFT)),
+    Case("head of the model", _speculating(method="Eagle3", draft=DRAFT)),
     Case("draft model by name", _speculating(method="DraftModel", draft={**DRAFT, "revision": "main"})),
     Case("n-gram by name", _speculating(method="NGram")),
     Case("suffix by name", _speculating(method="Suffix")),
@@ -164,9 +165,11 @@ INVALID = (
     # speculation
     Case("unknown mode", _speculating(mode="On"), "spec.speculativeDecoding.mode", "Auto"),
     Case("mode in lower case", _speculating(mode="auto"), "spec.speculativeDecoding.mode", "Auto"),
-    Case("a later method", _speculating(method="Eagle3"), "spec.speculativeDecoding.method", "NGram"),
+    Case("a later method", _speculating(method="MTP"), "spec.speculativeDecoding.method", "NGram"),
     Case("draft model without draft", _speculating(method="DraftModel"), "spec.speculativeDecoding",
-         "draft is required with method DraftModel"),
+         "draft is required with methods DraftModel, Eagle3, Eagle and Medusa"),
+    Case("head without draft", _speculating(method="Eagle3"), "spec.speculativeDecoding",
+         "draft is required with methods DraftModel, Eagle3, Eagle and Medusa"),
     Case("n-gram with draft", _speculating(method="NGram", draft=DRAFT), "spec.speculativeDecoding",
          "draft has no use with method NGram"),
     Case("suffix with draft", _speculating(method="Suffix", draft=DRAFT), "spec.speculativeDecoding",

@@ -70,6 +70,7 @@ def test_the_smallest_spec_means_one_replica_on_one_gpu_with_adaptive_ngrams() -
         ({"method": "NGram"}, Method.NGRAM),
         ({"method": "Suffix"}, Method.SUFFIX),
         ({"method": "DraftModel", "draft": DRAFT}, Method.DRAFT_MODEL),
+        ({"method": "Eagle3", "draft": DRAFT}, Method.EAGLE3),
     ],
 )
 def test_the_method_follows_from_the_draft_unless_it_is_said(fields: dict[str, object], method: Method) -> None:
