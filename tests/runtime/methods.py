@@ -11,6 +11,7 @@ import transformers
 from tests.runtime.heads import eagle_draft, medusa_draft
 from tests.runtime.tiny import blurred_model, ours, reference_model
 
+from outrider_runtime.config import TreeConfig
 from outrider_runtime.models.causal import CausalLM, Weighted
 
 DraftOf = Callable[[CausalLM], Weighted | None]
@@ -45,4 +46,6 @@ METHODS = {
     "EAGLE-3": Method("eagle3", lambda target: eagle_draft(3, target)),
     "EAGLE-1": Method("eagle", lambda target: eagle_draft(1, target)),
     "Medusa": Method("medusa", medusa_draft),
+    "EAGLE-1 tree": Method("eagle", lambda target: eagle_draft(1, target), {"tree": TreeConfig(2, 20)}),
+    "Medusa tree": Method("medusa", medusa_draft, {"tree": TreeConfig(3, 12)}),
 }
