@@ -182,8 +182,8 @@ class SpeculativeDecoding(ApiModel):
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
             "!has(self.method) || self.method in ['NGram', 'Suffix'] || has(self.draft)",
-            "speculativeDecoding.draft is required with methods DraftModel, Eagle3, Eagle and Medusa: set draft.uri, or "
-            "use method NGram",
+            "speculativeDecoding.draft is required with methods DraftModel, Eagle3, Eagle and Medusa: set draft.uri, "
+            "or use method NGram",
             lambda s: s.method is None or not s.method.has_weights or s.draft is not None,
         ),
         Rule(
