@@ -140,12 +140,14 @@ def _numbers(facts: Facts, old: Mapping[str, Any], state: str, turned: bool) -> 
 
 def _measured(facts: Facts, state: str) -> dict[str, Any]:
     r = facts.report
-    tokens = r.effective_tokens if state == SpeculationState.ACTIVE else 0.0
+    tokens, speedup = r.effective_tokens, r.speedup
+    if state != SpeculationState.ACTIVE:  # pods are told so, whatever the last minute was like
+        tokens, speedup = 0.0, None if speedup is None else 1.0
     return {
         "effectiveTokens": None if tokens is None else f"{tokens:.1f}",
         "acceptancePercent": None if r.acceptance is None else round(100 * r.acceptance),
         "acceptedLength": None if r.accepted_length is None else f"{r.accepted_length:.1f}",
-        "speedup": None if r.speedup is None else f"{r.speedup:.2f}",
+        "speedup": None if speedup is None else f"{speedup:.2f}",
         "runningConcurrency": None if r.running is None else f"{r.running:.1f}",
         "breakEvenConcurrency": r.break_even,
     }

@@ -80,6 +80,17 @@ def test_the_numbers_are_rounded_and_as_the_pods_measured():
     assert found["effectiveTokens"] == "2.6"
 
 
+def test_while_suspended_decoding_is_plain_whatever_the_last_minute_was_like():
+    saturation = {"saturation": {"disableAtConcurrency": 4}}
+    found = _status({"speculativeDecoding": saturation}, did=Did(running=9, fields={"speedup": 1.93}))
+    speculation = found["speculativeDecoding"]
+    assert (speculation["state"], speculation["effectiveTokens"], speculation["speedup"]) == (
+        "Suspended",
+        "0.0",
+        "1.00",
+    )
+
+
 def test_what_was_loaded_is_told_by_the_pods_of_the_current_template():
     found = _status(DRAFTED, did=Did())
     assert found["model"] == {"resolvedRevision": "5e2f", "parameters": 134515008, "dtype": "Float32"}
