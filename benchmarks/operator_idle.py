@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), *(str(ROOT / each) for each in ("operator", "runtime", "hack/cluster", "benchmarks"))]
 
 from localcluster import build  # noqa: E402
-from localcluster.api import MERGE_PATCH  # noqa: E402
+from localcluster.api import MERGE_PATCH, poll  # noqa: E402
 from localcluster.controlplane import ControlPlane  # noqa: E402
 from localcluster.paths import Home  # noqa: E402
 from tests.fleet.admin import AdminPorts  # noqa: E402
@@ -48,7 +48,8 @@ COUNTS = ("replicas", "updatedReplicas", "readyReplicas", "availableReplicas")
 
 async def measure(plane: ControlPlane, objects: int, seconds: float) -> dict[str, Any]:
     plane.kubectl("apply", "-f", str(ROOT / "crds" / "speculativemodels.outrider.dev.yaml"))
-    plane.kubectl("wait", "--for=condition=Established", "crd/speculativemodels.outrider.dev", "--timeout=60s")
+    if not poll(lambda: plane.api.answers("/apis/outrider.dev/v1alpha1/speculativemodels"), 60):
+        raise RuntimeError("the API server does not serve SpeculativeModels after 60 s")
     plane.api.request("POST", f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts", {"metadata": {"name": "default"}})
     client = Client(await load(str(plane.kubeconfig)), connections=16)
     async with AsyncExitStack() as stack:
@@ -59,7 +60,7 @@ async def measure(plane: ControlPlane, objects: int, seconds: float) -> dict[str
             await client.create(model(number))
         for number in range(objects):
             name = f"model-{number:05}"
-            deployment = await _deployment(client, name)
+            deployment = await _deployment(client, operator, name)
             policy = (await client.get("ConfigMap", NAMESPACE, f"{name}-policy"))["data"]["policy"]
             address = await ports.open(_pod(json.loads(policy)))
             await asyncio.to_thread(_serve, plane.api, name, address, deployment)
@@ -88,13 +89,14 @@ def _pod(policy: dict[str, Any]) -> Pod:
     return pod
 
 
-async def _deployment(client: Client, name: str) -> dict[str, Any]:
+async def _deployment(client: Client, operator: Operator, name: str) -> dict[str, Any]:
     """The model's, once the operator made it: the status is written after all children."""
     deadline = time.monotonic() + DEADLINE
     while not (await client.get("SpeculativeModel", NAMESPACE, name)).get("status", {}).get("conditions"):
         if time.monotonic() > deadline:
             raise RuntimeError(f"{name} has no status after {DEADLINE:.0f} s")
-        await asyncio.sleep(0.2)
+        await asyncio.to_thread(operator.metrics)  # raises when it has ended
+        await asyncio.sleep(1)
     return await client.get("Deployment", NAMESPACE, name)
 
 
