@@ -182,10 +182,11 @@ class Engine:
         prompts are still read."""
         expected = None if self._reflex is None else self._reflex.adaptive.expected
         last, early = self._flight, tuple[TokenDelta, ...]()
+        idle = not self._scheduler.running  # since nobody knows when
         if self._awaits_results() and last is not None:
             self._flight, early = None, self._postprocess(last)
         chunks = self._scheduler.schedule(self._allowed_tokens, expected)
-        launched = self._launch(chunks, last) if chunks else None
+        launched = self._launch(chunks, None if idle else last) if chunks else None
         done = launched
         if self._overlap:
             done, self._flight = self._flight, launched
@@ -231,7 +232,7 @@ class Engine:
         return self._suffix.awaits(self._flight.ticket.chunks if self._flight and allowed else ())
 
     def _launch(self, chunks: Sequence[Chunk], last: _Flight | None) -> _Flight:
-        """`last` is the step before this one, read or not."""
+        """`last` is the step before this one, read or not; None if there was a gap."""
         admitted, updates = self._scheduler.take_changes()
         for request in admitted:
             self._runner.admit(request)

@@ -196,3 +196,32 @@ def test_without_an_idle_moment_loops_are_captured_one_by_one(monkeypatch):
         assert len(loops()) - before <= 1
         before = len(loops())
     assert any(loop.requests == 20 for loop in loops())
+
+
+class Event:
+    """A CUDA event, as far as a ticket asks of it."""
+
+    def synchronize(self) -> None:
+        pass
+
+    def elapsed_time(self, other: Event) -> float:
+        return 7.0
+
+
+def test_a_step_takes_from_the_end_of_the_one_before_unless_there_was_a_gap():
+    engine = make_engine("equal draft", policy=AUTO, overlap=True)
+
+    def step() -> None:
+        engine.step()
+        engine._flight.ticket.done = Event()
+
+    engine.add(AddRequest("a", PROMPTS[1], GREEDY))
+    step()
+    assert engine._flight.seconds() is None
+    step()
+    assert engine._flight.seconds() == pytest.approx(0.007)
+    while engine.has_work:
+        step()
+    engine.add(AddRequest("b", PROMPTS[1], GREEDY))
+    step()
+    assert engine._flight.seconds() is None
