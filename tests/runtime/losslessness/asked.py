@@ -68,10 +68,10 @@ class Asked:
 
 
 def asked() -> Iterator[Asked]:
-    """All but those with stop strings, which are made of the texts themselves. Each way of two prompts, in turn."""
+    """All but those with stop strings, which are made of the texts themselves. Every other way of two prompts."""
     prompts = list(PROMPTS)
     for number, (way, params) in enumerate(WAYS.items()):
-        for prompt in (prompts[number % 6], prompts[(number + 2 + number // 6) % 6]):
+        for prompt in (prompts[number % 6], prompts[(number + 3) % 6])[: 2 - number % 2]:
             yield Asked(f"{way}, prompt {prompt}", PROMPTS[prompt], params)
     several = CompletionRequest(model="tiny", prompt=list(PROMPTS["that repeats"]), n=4, seed=17, max_tokens=14)
     choices = several.sampling_params(25, max_model_len=96, vocab_size=VOCAB, encode=lambda text: ())

@@ -13,7 +13,7 @@ from tests.runtime.methods import METHODS
 
 from outrider_runtime.engine.messages import AddRequest
 
-COUNT = 40  # of everything(): the shorter texts
+COUNT = 32  # of everything(): the shorter texts
 
 
 @settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
