@@ -239,7 +239,7 @@ class Engine:
         drafting = Drafting()
         if self._reflex is not None:
             self._reflex.admit(admitted)
-            drafting = self._reflex.decide(chunks, self._clock())
+            drafting = self._reflex.decide(chunks, self._clock(), self._scheduler.arriving)
             if self._suffix is not None and drafting.turns:
                 self._suffix.send(chunks)
         # A wait for results is in what it takes to draft, and not in what a step without drafts takes.

@@ -83,6 +83,7 @@ class FeedBuffer:
 
     def __init__(self, largest: FeedShape, nobody: int, device: torch.device) -> None:
         self._nobody = nobody
+        self._most = largest.sizes()
         self._places: dict[str, int] = {}
         size = 0
         for name, length in largest.sizes().items():
@@ -93,10 +94,12 @@ class FeedBuffer:
         self._device = torch.zeros(size, dtype=torch.int32, device=device)
 
     def pack(self, shares: Sequence[Share], updates: Sequence[BlockUpdate], shape: FeedShape) -> Feed:
-        """Fill and send. `shape` is at least the feed's own."""
+        """Fill and send. `shape` is at least the feed's own, and at most the largest."""
+        sizes = shape.sizes()
+        if any(size > self._most[name] for name, size in sizes.items()):
+            raise ValueError(f"a step of {shape} has no room in feeds of {self._most}")
         self._host.reverse()
         array = self._host[0].numpy()
-        sizes = shape.sizes()
         host = {name: array[place : place + sizes[name]] for name, place in self._places.items()}
         _fill(host, shares, updates, self._nobody)
         self._device.copy_(self._host[0], non_blocking=True)

@@ -69,14 +69,15 @@ class Reflex:
             assert request.slot is not None
             self.adaptive.forget(request.slot)
 
-    def decide(self, chunks: Sequence[Chunk], now: float) -> Drafting:
-        """For the next step; sets each chunk's draft_length, up to now the most that there is room for."""
+    def decide(self, chunks: Sequence[Chunk], now: float, waiting: int = 0) -> Drafting:
+        """For the next step; sets each chunk's draft_length, up to now the most that there is room for. `waiting`:
+        requests that are not admitted yet, though there are slots for them."""
         decoding = [chunk for chunk in chunks if chunk.decodes]
         prompts = [chunk for chunk in chunks if not chunk.decodes]
         columns = self._columns(decoding)
         mode = max(chunk.request.mode for chunk in chunks)
         self.adaptive.captured = self._runner.captured_sizes(mode, max((chunk.length for chunk in prompts), default=1))
-        decision = self.adaptive.decide(columns, sum(chunk.length for chunk in prompts), now)
+        decision = self.adaptive.decide(columns, sum(chunk.length for chunk in prompts), now, len(prompts) + waiting)
         self._capture_meanwhile(len(decoding), mode, now)
         reads = []
         for chunk, length, missed in zip(decoding, decision.lengths.tolist(), decision.reads.tolist(), strict=True):

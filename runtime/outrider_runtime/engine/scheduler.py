@@ -224,6 +224,11 @@ class Scheduler:
         request.computed = request.draft_computed = request.published = request.draft_published = 0
 
     @property
+    def arriving(self) -> int:
+        """Waiting requests that there are slots for."""
+        return min(len(self.waiting), self._config.max_concurrency - len(self.running))
+
+    @property
     def _spare(self) -> int:
         """Blocks beyond the one that each running request may need next."""
         return self._cache.pool.available - len(self.running)

@@ -32,6 +32,8 @@ BREAK_EVEN_GAIN = 1.03
 TRIALS_TO_KNOW = 32  # of the first position
 SPEEDUP_SECONDS = 1.0  # over which it is averaged
 REFRESH_SECONDS = 1.0  # of the break-even
+NEARLY = 0.95  # full
+FEW_REQUESTS = 16  # whose prompts a draft reads in any case: they take little of the time
 KEPT_SECONDS = 0.02  # for which a choice stands unexamined, while as many requests decode
 
 
@@ -61,7 +63,7 @@ class Decision:
 class _Kept:
     """A choice that stands for a few steps."""
 
-    conditions: tuple[int, int, int, Captured]
+    conditions: tuple[int, int, int, int, Captured]
     until: float
     lengths: Ints  # [slots]; those of requests that were not there are its longest
     steps: int = 1  # that it has stood for
@@ -100,6 +102,10 @@ class Adaptive:
         self._speedup: float | None = None
         self._break_even: tuple[float, int | None] | None = None
         self._last = -math.inf
+        self._limit: tuple[float, int | None] | None = None  # the same, for prompts
+        self._lasting = True  # drafting is to be expected, also when all have come
+        self._idle = False  # the last step drafted nothing
+        self._follows = False  # the draft reads the step's prompts
         self._kept: _Kept | None = None
 
     @property
@@ -115,19 +121,24 @@ class Adaptive:
     @property
     def expected(self) -> int:
         """The most that a request is likely to draft in the next step."""
+        if not self._lasting and self._idle:
+            return 0
         return self.allowed if self._length is None or not self.free else min(self.allowed, self._length)
 
-    def decide(self, decoding: Decoding, prompt_tokens: int, now: float) -> Decision:
-        """The next step, which also reads so many prompt tokens."""
+    def decide(self, decoding: Decoding, prompt_tokens: int, now: float, arriving: int = 0) -> Decision:
+        """The next step, which also reads so many prompt tokens. `arriving`: requests that will decode as soon as
+        their prompts are read, in this step and later ones."""
         longest = self.allowed
         count = len(decoding.slots)
+        self._lasting = self._will_draft(decoding, arriving, now)
+        self._follows = self._reads_prompts and longest > 0 and self._lasting
         nothing = np.zeros(count, dtype=np.int64)
         if longest == 0:
             self._length, self._speedup = 0, 1.0
         if longest == 0 or count == 0:
             decision = self._decision(decoding, nothing, nothing, prompt_tokens)
         elif self.free:
-            return self._adapt(decoding, uniform(decoding.caps, longest), longest, prompt_tokens, now)
+            return self._adapt(decoding, uniform(decoding.caps, longest), longest, prompt_tokens, arriving, now)
         else:
             decision = self._obey(decoding, uniform(decoding.caps, longest), prompt_tokens)
         self._took(decision)
@@ -174,9 +185,38 @@ class Adaptive:
         reads[order] = np.clip(self._most_reads(prompt_tokens) - before, 0, gaps[order])
         return self._decision(decoding, caps, reads, prompt_tokens)
 
-    def _adapt(self, decoding: Decoding, caps: Ints, longest: int, prompt_tokens: int, now: float) -> Decision:
+    def _will_draft(self, decoding: Decoding, arriving: int, now: float) -> bool:
+        """Whether drafting is to be expected once all have come: else nothing is read for it. What was not read, should
+        that be wrong, still can be."""
+        count = len(decoding.slots) + arriving
+        if not self.free or count < FEW_REQUESTS:
+            return True
+        if self._limit is None or now - self._limit[0] >= REFRESH_SECONDS:
+            context = float(decoding.contexts.mean()) if len(decoding.contexts) else 0.0
+            self._limit = (now, self._find_break_even(context))
+        limit = self._limit[1]
+        return limit is None or count < limit
+
+    def _meanwhile(self, decoding: Decoding, prompt_tokens: int, arriving: int) -> tuple[float, float]:
+        """Tokens that `arriving` requests would decode, all of them running, in the time of a plain step: so much a
+        step brings by reading prompts. The longer it takes, the later they begin; and so they do for every draft where
+        the step is full: also what each costs."""
+        if arriving == 0 or prompt_tokens == 0:
+            return 0.0, 0.0
+        count, attended = len(decoding.slots), int(decoding.contexts.sum())
+        everyone = count + arriving
+        step = StepShape(count + prompt_tokens, count, attended, prompt_tokens=prompt_tokens)
+        later = StepShape(everyone, everyone, attended * everyone // max(1, count))
+        brought = arriving * self.table.seconds(step) / self.table.seconds(later)
+        reserved = count * int(self._sizes[self.expected])  # for drafts, when the step's prompts were chosen
+        full = count + reserved + prompt_tokens >= self.table.token_buckets[-1] * NEARLY
+        return brought, brought / (prompt_tokens + reserved) if full else 0.0
+
+    def _adapt(
+        self, decoding: Decoding, caps: Ints, longest: int, prompt_tokens: int, arriving: int, now: float
+    ) -> Decision:
         behind = (decoding.missed > 0) & (caps > 0)
-        conditions = len(caps), prompt_tokens, longest, self.captured
+        conditions = len(caps), prompt_tokens, arriving, longest, self.captured
         if self._stands(conditions, now) and (not self._length or not behind.any()):
             assert self._kept is not None
             self._kept.steps += 1
@@ -185,9 +225,11 @@ class Adaptive:
         chances, shifts = self._acceptance.pooled()[:longest], self._acceptance.shifts(decoding.slots)
         grid = self.table.grid(prompt_tokens, int(decoding.contexts.sum()), float(decoding.contexts.mean()))
 
+        brought, displaced = self._meanwhile(decoding, prompt_tokens, arriving)
+
         def offers(caps: Ints) -> tuple[Allocation, list[Offer]]:
             allocation = Allocation(chances, shifts, caps, np.diff(self._sizes)[:longest])
-            return allocation, allocation.offers(grid, self.captured, prompt_tokens, longest)
+            return allocation, allocation.offers(grid, self.captured, prompt_tokens, longest, brought, displaced)
 
         missed = decoding.missed
         allocation, offered = offers(caps)
@@ -195,7 +237,7 @@ class Adaptive:
         if behind.any():
             best = max(offered, key=lambda offer: offer.rate)
             saved = 1.0 / offered[0].rate - 1.0 / best.rate  # seconds a token
-            repaid = missed * self._seconds_per_read() <= saved * decoding.remaining
+            repaid = (missed * self._seconds_per_read() <= saved * decoding.remaining) & self._lasting
             if not repaid[behind].all():
                 allocation, offered = offers(np.where(behind & ~repaid, 0, caps))
             wish = self._settled(offered, len(caps))
@@ -219,11 +261,11 @@ class Adaptive:
         self._kept = _Kept(conditions, now + KEPT_SECONDS, by_slot)
         return self._carried_out(decoding, caps, lengths, reads, longest, prompt_tokens)
 
-    def _stands(self, conditions: tuple[int, int, int, Captured], now: float) -> bool:
+    def _stands(self, conditions: tuple[int, int, int, int, Captured], now: float) -> bool:
         kept = self._kept
         if kept is None or now >= kept.until:
             return False
-        return kept.conditions[:3] == conditions[:3] and kept.conditions[3] is conditions[3]
+        return kept.conditions[:-1] == conditions[:-1] and kept.conditions[-1] is conditions[-1]
 
     def _carried_out(
         self, decoding: Decoding, caps: Ints, lengths: Ints, reads: Ints, longest: int, prompt_tokens: int
@@ -333,6 +375,7 @@ class Adaptive:
         drafting = lengths > 0
         requests, rows = int(drafting.sum()), len(lengths) + int(self._sizes[lengths].sum())
         turns = self._turns(int(lengths.max(initial=0)), requests)
+        self._idle = turns == 0
         shape = StepShape(
             tokens=rows + prompt_tokens,
             rows=rows,
@@ -348,11 +391,6 @@ class Adaptive:
     def _took(self, decision: Decision) -> None:
         if len(decision.lengths):
             self.effective_tokens = float(decision.lengths.mean())
-
-    @property
-    def _follows(self) -> bool:
-        """Whether the draft reads prompts."""
-        return self._reads_prompts and self.allowed > 0
 
     def _most_reads(self, prompt_tokens: int) -> int:
         """That a step has room for, beside its prompts."""

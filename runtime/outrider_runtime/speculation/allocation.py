@@ -98,13 +98,23 @@ class Allocation:
         columns = [order // depth, position + 1, able.ravel()[order], widths[position], survival.ravel()[order]]
         self._cells = [_Cell(*cell) for cell in zip(*(column.tolist() for column in columns), strict=True) if cell[2]]
 
-    def offers(self, grid: Grid, captured: Captured, prompt_tokens: int, longest: int) -> list[Offer]:
-        """Plain decoding, and of each captured draft length up to `longest` the best, where there is one."""
+    def offers(
+        self,
+        grid: Grid,
+        captured: Captured,
+        prompt_tokens: int,
+        longest: int,
+        brought: float = 0.0,
+        displaced: float = 0.0,
+    ) -> list[Offer]:
+        """Plain decoding, and of each captured draft length up to `longest` the best, where there is one. A step is
+        worth its requests' tokens and those `brought` by reading prompts, less the `displaced` ones for each draft."""
         own = self._count + prompt_tokens
         buckets, target = captured.tokens.tolist(), (grid.target + grid.attention).tolist()
         first = min(bisect_left(buckets, own), len(buckets) - 1)
         plain = target[first] - HOPE * float(grid.target_deviation[first])
-        offers = [Offer(0, self._count / plain, plain)]
+        worth = self._count + brought
+        offers = [Offer(0, worth / plain, plain)]
         ready = captured.tokens_ready.tolist()
         edges = [
             _Edge(buckets[index] - own, index)
@@ -120,7 +130,7 @@ class Allocation:
                 bucket = min(bisect_left(requests, use.requests), len(requests) - 1)
                 seconds = target[use.bucket] + loops[row][bucket]
                 seconds -= HOPE * float(grid.deviation[use.bucket, row, bucket])
-                rate = (self._count + use.expected) / seconds
+                rate = (worth + use.expected - use.drafts * displaced) / seconds
                 if ready[row][bucket] and (best.length == 0 or rate > best.rate):
                     best = Offer(length, rate, seconds, use.drafts, use.requests)
             if best.length:

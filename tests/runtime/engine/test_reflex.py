@@ -42,8 +42,10 @@ def test_lengths_that_change_at_every_step_and_by_request_do_not_show_in_the_tex
     engine = make_engine(method, k=6, overlap=overlap, **setting)
     adaptive, lots, seen = engine._reflex.adaptive, np.random.default_rng(0), set()
 
-    def decide(decoding, prompt_tokens, now):
+    def decide(decoding, prompt_tokens, now, arriving):
+        adaptive._follows = method == "worse draft" and lots.random() < 0.5
         reads = np.where(lots.random(len(decoding.slots)) < 0.5, lots.integers(0, decoding.missed + 1), decoding.missed)
+        reads = np.clip(adaptive._most_reads(prompt_tokens) - (np.cumsum(reads) - reads), 0, reads)
         lengths = lots.integers(0, decoding.caps + 1)
         decision = adaptive._decision(decoding, lengths, reads, prompt_tokens)
         seen.add(tuple(decision.lengths.tolist()))
@@ -150,10 +152,10 @@ def test_who_gets_a_slot_is_judged_anew_preempted_ones_too(monkeypatch):
     adaptive, fresh = engine._reflex.adaptive, []
     decide = adaptive.decide
 
-    def watched(decoding, prompt_tokens, now):
+    def watched(decoding, prompt_tokens, now, arriving):
         fresh.extend(adaptive._acceptance._slots[2, slot] == 0 for slot in admitted)
         admitted.clear()
-        return decide(decoding, prompt_tokens, now)
+        return decide(decoding, prompt_tokens, now, arriving)
 
     admitted: list[int] = []
     admit = engine._runner.admit

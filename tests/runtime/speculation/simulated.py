@@ -41,6 +41,7 @@ REQUEST_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 192, 256)
 LENGTHS = (1, 2, 3, 4, 6, 8)
 CONTEXT = 256
 OUTPUT = 384
+PROMPT = 128
 
 TARGET = ModelShape(7.0e9, 0.53e9, 131_072)
 DRAFT = ModelShape(0.97e9, 0.26e9, 32_768)
@@ -132,6 +133,7 @@ class Simulation:
     steps: list[Step] = field(default_factory=list)
     stall: Callable[[float], float] = lambda now: 0.0
     prompts: bool = False
+    arriving: int = 0  # requests whose prompts are read one after the other, as many at once as a step has room for
 
     def __post_init__(self) -> None:
         self._random = np.random.default_rng(self.seed)
@@ -139,6 +141,7 @@ class Simulation:
         self._missed = np.zeros(0, dtype=np.int64)
         self._left = np.zeros(0, dtype=np.int64)
         self._pending: tuple | None = None
+        self._read = 0  # of the first arriving one's prompt
 
     def run(self, seconds: float, running: int, acceptance: float | np.ndarray) -> list[Step]:
         """So many more seconds; `acceptance` may differ by request."""
@@ -149,13 +152,25 @@ class Simulation:
             self._step(chances)
         return self.steps[first:]
 
+    def burst(self, seconds: float, arriving: int, acceptance: float) -> list[Step]:
+        """So many more seconds, at whose beginning so many come at once."""
+        self.arriving = arriving
+        end, first = self.now + seconds, len(self.steps)
+        while self.now < end:
+            self._step(np.full(len(self._contexts), acceptance))
+        return self.steps[first:]
+
     def _step(self, chances: np.ndarray) -> None:
         count = len(chances)
+        prompt_tokens = 128 if self.prompts else 0
+        if self.arriving:
+            room = TOKEN_BUCKETS[-1] - count * (1 + self.adaptive.expected)
+            prompt_tokens = min(room, self.arriving * PROMPT - self._read)
         slots = np.arange(count)
         decoding = Decoding(
             slots, self._contexts, np.minimum(8, np.maximum(0, self._left - 1)), self._missed.copy(), self._left
         )
-        decision = self.adaptive.decide(decoding, 128 if self.prompts else 0, self.now)
+        decision = self.adaptive.decide(decoding, prompt_tokens, self.now, self.arriving)
         if self._pending is not None:
             self.adaptive.observe(*self._pending)
         took = true_seconds(decision.shape, model=self.model)
@@ -176,6 +191,11 @@ class Simulation:
             read = self._missed - decision.reads
             self._missed = np.where(decision.lengths > 0, 0, read + 1)
         self._replace(np.flatnonzero(self._left <= 0))
+        if self.arriving:
+            arrived, self._read = divmod(self._read + prompt_tokens, PROMPT)
+            self.arriving -= arrived
+            self._resize(count + arrived)
+            self._missed[count:] = 0 if decision.follows else PROMPT
 
     def _replace(self, slots: np.ndarray) -> None:
         for slot in slots.tolist():

@@ -92,6 +92,21 @@ def test_no_second_of_a_ramp_falls_below_plain_decoding_by_more_than_a_twentieth
     assert windows_over_plain(simulation.steps) >= 0.95
 
 
+@pytest.mark.parametrize(("running", "arriving"), [(16, 48), (64, 192), (1, 3)])
+def test_no_second_of_a_burst_of_prompts_falls_below_plain_decoding(running, arriving):
+    written = []
+    for policy in (Policy(mode="Disabled"), Policy(num_speculative_tokens=8)):
+        simulation = Simulation(make_adaptive(policy=policy))
+        simulation.run(1.0, running, 0.7)
+        begin = simulation.now
+        steps = simulation.burst(2.0, arriving, 0.7)
+        ends = np.array([step.at - begin for step in steps])
+        tokens = np.cumsum([step.tokens for step in steps])
+        begins = np.arange(0.0, 1.0, 0.1)
+        written.append(np.interp(begins + 1.0, ends, tokens) - np.interp(begins, ends, tokens, left=0.0))
+    assert (written[1] >= 0.95 * written[0]).all()
+
+
 def test_while_nothing_pays_only_small_probes_run():
     simulation = Simulation(make_adaptive(), noise=0.0)
     simulation.run(1.5, 256, 0.2)
