@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import statistics
 import subprocess
@@ -291,12 +292,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def settings(device: str) -> dict[str, object]:
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    command = ["git", "rev-parse", "--short", "HEAD"]
+    commit = os.environ.get("COMMIT") or subprocess.run(command, capture_output=True, text=True, check=False).stdout
     name = torch.cuda.get_device_name() if device == "cuda" else "cpu"
     return {
         "device": name,
         "versions": {"torch": torch.__version__, "triton": version("triton")},
-        "commit": commit.stdout.strip() or "unknown",
+        "commit": commit.strip() or "unknown",
     }
 
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # The decoding table on one GPU, in a few minutes: `hack/gpu_bench.sh RESULTS.json`, to which rows are appended.
-# Settings are those of the peers' tables it is compared with (README, "Figures").
+# Settings are those of the peers' tables it is compared with (README, "Figures"). Where the tree was copied without its
+# history, COMMIT says which it is.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export PYTHONPATH=runtime
