@@ -19,6 +19,9 @@ from outrider_runtime.models.weights import Weights, expected, folder_weights, t
 if TYPE_CHECKING:
     from outrider_runtime.models.gguf import GGUFFile
 
+MODEL_FILES = "model.safetensors, pytorch_model.bin or .gguf"
+HEAD_FILES = "model.safetensors, pytorch_model.bin or medusa_lm_head.pt"
+
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
@@ -66,7 +69,7 @@ def open_head(name: str, path: Path, method: Method, target: Checkpoint) -> Chec
             f"{target.name}: {target.config.architecture} runs by transformers' code, which an EAGLE head cannot look "
             "into; use the method draft-model, ngram or medusa",
         )
-    tensors = _folder_weights(name, path).shapes
+    tensors = _folder_weights(name, path, HEAD_FILES).shapes
     if method == "medusa":
         config = medusa_config(name, tensors, target.config)
     else:
@@ -75,13 +78,9 @@ def open_head(name: str, path: Path, method: Method, target: Checkpoint) -> Chec
     return Checkpoint(name, path, config, target.tokenizer)
 
 
-def _folder_weights(name: str, path: Path) -> Weights:
+def _folder_weights(name: str, path: Path, files: str = MODEL_FILES) -> Weights:
     if (weights := folder_weights(path)) is None:
-        raise Refusal(
-            "ModelNotFound",
-            f"{name}: no model.safetensors, pytorch_model.bin, medusa_lm_head.pt or .gguf in the folder; "
-            "copy or download the model again",
-        )
+        raise Refusal("ModelNotFound", f"{name}: no {files} in the folder; copy or download the model again")
     return weights
 
 
