@@ -40,7 +40,7 @@ def test_an_invalid_object_is_refused_with_the_field_and_the_fix(site: Site) -> 
     def without_draft(spec: dict[str, Any]) -> None:
         spec["speculativeDecoding"] = {"method": "DraftModel"}
 
-    with pytest.raises(StepError, match=r"draft is required with method DraftModel: set draft\.uri"):
+    with pytest.raises(StepError, match=r"draft is required with methods DraftModel, .*: set draft\.uri"):
         site.apply("wrong", without_draft)
     with pytest.raises(StepError, match=r"spec\.speculation: field not declared"):
         site.apply("wrong", lambda spec: spec.update(speculation={}))

@@ -23,7 +23,6 @@ from outrider_runtime.errors import BadRequest
 from outrider_runtime.kv.prefix import PrefixCache
 from outrider_runtime.models.causal import CausalLM, Weighted
 from outrider_runtime.speculation.policy import Policy
-from outrider_runtime.speculation.suffix import Suffix
 
 if TYPE_CHECKING:
     from outrider_runtime.models.loader import Loaded
@@ -101,7 +100,7 @@ class Engine:
             config.cache.block_size,
             self.max_model_len,
             clock,
-            followed=self._runner.following is not None,
+            followed=self._runner.proposer is not None and self._runner.proposer.extends,
             draft_sizes=self._runner.draft_sizes,
         )
         self._reflex: Reflex | None = None
@@ -110,7 +109,6 @@ class Engine:
             self._reflex = Reflex(self._runner, proposer, config.policy, self.max_model_len)
             cached_tokens = num_blocks * config.cache.block_size
             self._calibration = Calibration(self._reflex.table, self._runner, cached_tokens, self.max_model_len)
-        self._suffix = proposer if isinstance(proposer, Suffix) else None
         self._flight: _Flight | None = None
         self._overlap = target.device.type == "cuda" if overlap is None else overlap
         self._requests: dict[str, Request] = {}
@@ -226,28 +224,26 @@ class Engine:
 
     def _awaits_results(self) -> bool:
         """Whether the launched step is read before the next one is launched."""
-        if self._suffix is None:
-            return False
+        proposer = self._runner.proposer
         allowed = self._flight is not None and self._allowed_tokens > 0
-        return self._suffix.awaits(self._flight.ticket.chunks if self._flight and allowed else ())
+        return proposer is not None and proposer.awaits(self._flight.ticket.chunks if self._flight and allowed else ())
 
     def _launch(self, chunks: Sequence[Chunk], last: _Flight | None) -> _Flight:
         """`last` is the step before this one, read or not; None if there was a gap."""
         admitted, updates = self._scheduler.take_changes()
         for request in admitted:
             self._runner.admit(request)
-        drafting = Drafting()
+        proposer, drafting = self._runner.proposer, Drafting()
         if self._reflex is not None:
             self._reflex.admit(admitted)
             drafting = self._reflex.decide(chunks, self._clock(), self._scheduler.arriving)
-            if self._suffix is not None and drafting.turns:
-                self._suffix.send(chunks)
+        if proposer is not None and drafting.turns:
+            proposer.send(chunks)
         # A wait for results is in what it takes to draft, and not in what a step without drafts takes.
         counts = last is not None and (last is self._flight or drafting.turns > 0)
         since = last.ticket.done if last is not None and counts else None
         begin = self._clock()
-        following = self._runner.following
-        extend = following is not None and following.due(begin, allowed=self._allowed_tokens > 0)
+        extend = proposer is not None and proposer.due(begin, allowed=self._allowed_tokens > 0)
         ticket = self._runner.launch(chunks, updates, turns=drafting.turns, reads=drafting.reads, extend=extend)
         for chunk in ticket.chunks:
             chunk.request.flight = chunk
@@ -315,8 +311,8 @@ class Engine:
 
     def _forget(self, request: Request) -> None:
         del self._requests[request.request_id]
-        if self._suffix is not None:
-            self._suffix.forget(request)
+        if self._runner.proposer is not None:
+            self._runner.proposer.forget(request)
         self._scheduler.remove(request)
 
     def _check(self, message: AddRequest) -> None:

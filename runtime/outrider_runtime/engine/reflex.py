@@ -16,7 +16,6 @@ from outrider_runtime.speculation.adaptive import Adaptive, Decoding
 from outrider_runtime.speculation.cost import CostTable, ModelShape, StepShape
 from outrider_runtime.speculation.policy import Policy
 from outrider_runtime.speculation.proposer import Proposer, Read
-from outrider_runtime.speculation.suffix import Suffix
 
 CAPTURE_SECONDS = 10.0  # without an idle moment, before one graph is captured between two steps: a tenth of a second
 
@@ -55,9 +54,7 @@ class Reflex:
         )
         self.effective_tokens: float | None = None  # mean of the requests that decode; None while nobody does
         self._context: float | None = None  # theirs, mean
-        self._suffix = proposer if isinstance(proposer, Suffix) else None
         self._captured_at: float | None = None  # or idle
-        self._following = runner.following
 
     def set_policy(self, policy: Policy) -> None:
         self.adaptive.policy = policy
@@ -151,9 +148,7 @@ class Reflex:
         cap = chunk.draft_length if self._chains else self._turns(chunk.draft_length)
         if self._short:
             cap = min(cap, max(0, self._proposer.reach - chunk.request.longest))
-        if self._suffix is not None:
-            return min(cap, self._suffix.most(chunk))
-        return cap if self._following is None else min(cap, self._following.most(chunk))
+        return min(cap, self._proposer.most(chunk)) if self._proposer.bounded else cap
 
     def _turns(self, drafts: int) -> int:
         """That make so many; the last of them may be cut short."""

@@ -34,7 +34,6 @@ from outrider_runtime.sampling.sampler import sample
 from outrider_runtime.sampling.table import Mode, SamplingTable
 from outrider_runtime.speculation.allocation import Captured
 from outrider_runtime.speculation.cost import StepShape
-from outrider_runtime.speculation.following import Following
 from outrider_runtime.speculation.proposer import Proposer, Read
 from outrider_runtime.speculation.registry import Setting, make_proposer
 from outrider_runtime.speculation.verify import commit, commit_tree, draw_lots, stands_by_lot
@@ -74,10 +73,10 @@ class Runner:
         self.proposer: Proposer | None = make_proposer(
             Setting(config, target, draft, draft_cache, self._state, self._table)
         )
-        self.following = self.proposer if isinstance(self.proposer, Following) else None
+        self._extends = self.proposer is not None and self.proposer.extends
         # Drafts of a request by the turns of the loop that makes them
         self.draft_sizes = tuple(range(config.speculation.max_tokens + 1))
-        self._tree = None if self.following is None else self.following.tree
+        self._tree = None if self.proposer is None else self.proposer.tree
         if self._tree is not None:
             last = len(self._tree.sizes) - 1
             self.draft_sizes = tuple(self._tree.sizes[min(turns, last)] for turns in self.draft_sizes)
@@ -92,7 +91,7 @@ class Runner:
             buckets(slots),
             lengths if self.proposer is not None else (),
             reads=self.proposer is not None and self.proposer.reads,
-            extends=self.following is not None,
+            extends=self._extends,
             draft_sizes=self.draft_sizes,
         )
         # What a step's size counts as, where it is not padded to one of the widths.
@@ -164,8 +163,8 @@ class Runner:
         else:
             self._results.tokens.zero_()
         ticket = self._results.send(chunks, logprobs=logprobs)
-        if extend and self.following is not None:  # the host need not wait for that
-            self.following.extended(chunks)
+        if extend and self.proposer is not None:  # the host need not wait for that
+            self.proposer.extended(chunks)
             self._extend(feed, small=small)
         return ticket
 
@@ -242,7 +241,7 @@ class Runner:
                 self._draft(feed, shape.draft_requests, shape.draft_length, Mode.GREEDY)
             self._forward(feed, small=True, narrow=not shape.draft_length)
             self._sample(feed, Mode.GREEDY, logprobs=False)
-            if self.following is not None:
+            if self._extends:
                 self._extend(feed, small=True)
 
         took = seconds(self._state.tokens.device, step)
@@ -320,8 +319,8 @@ class Runner:
         tokens = len(feed.owners)
 
         def program() -> None:
-            assert self.following is not None
-            self.following.extend(feed, self._hidden[:tokens], self._places[:tokens], small=small)
+            assert self.proposer is not None
+            self.proposer.extend(feed, self._hidden[:tokens], self._places[:tokens], small=small)
 
         self._graphs.run(Extend(tokens, small), program)
 
@@ -355,8 +354,8 @@ class Runner:
         compact_kv(self._cache, self._state.block_tables, feed.slots[:requests], path)
         compact_rows(self._results.logprobs, feed.first_rows[:requests], path)
         compact_rows(self._hidden, feed.query_starts[:requests], path)
-        if self.target.taps is not None:
-            compact_rows(self.target.taps, feed.query_starts[:requests], path)
+        if self.proposer is not None and self.proposer.taps is not None:
+            compact_rows(self.proposer.taps, feed.query_starts[:requests], path)
 
     def _feed(self, chunks: Sequence[Chunk], updates: Sequence[BlockUpdate]) -> Feed:
         shares = [

@@ -20,11 +20,12 @@ from outrider_runtime.models.causal import CausalLM
 from outrider_runtime.sampling.sampler import sample
 from outrider_runtime.sampling.table import Mode, SamplingTable
 from outrider_runtime.speculation.cost import ModelShape
+from outrider_runtime.speculation.proposer import Proposer
 
 REREAD = 2  # tokens of the first forward
 
 
-class DraftModel:
+class DraftModel(Proposer):
     name = "draft-model"
     reads = True
 
@@ -44,7 +45,7 @@ class DraftModel:
         self._target_vocab_size = vocab_size
         self._vocab_size = min(vocab_size, model.config.vocab_size)
         self.reach = model.config.max_position_embeddings
-        self.shape: ModelShape | None = ModelShape.of(model)
+        self.shape = ModelShape.of(model)
 
     def missed(self, request: Request) -> int:
         """But for those that the step's first forward reads anyway."""

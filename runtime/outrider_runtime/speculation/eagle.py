@@ -44,6 +44,7 @@ class Eagle(Following):
         self._head, self._cache, self._state, self._table = head, cache, state, table
         self._vocab_size = target.config.vocab_size
         self.tree = self._tree = tree
+        self.taps = target.taps if head.shape.tapped else None
         # Of each slot, at its text's end
         self._states = torch.zeros(state.nobody + 1, head.config.hidden_size, dtype=head.dtype, device=head.device)
 

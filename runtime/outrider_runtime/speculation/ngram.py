@@ -5,17 +5,14 @@
 
 from __future__ import annotations
 
-import sys
-
 import torch
 from torch import Tensor
 
 from outrider_runtime.engine.device_step import place
 from outrider_runtime.engine.feed import Feed
-from outrider_runtime.engine.request import Request
 from outrider_runtime.engine.state import DeviceState
 from outrider_runtime.sampling.table import Mode
-from outrider_runtime.speculation.cost import ModelShape
+from outrider_runtime.speculation.proposer import Proposer
 
 
 def match_suffixes(tokens: Tensor, lengths: Tensor, shortest: int, longest: int) -> Tensor:
@@ -39,21 +36,12 @@ def match_suffixes(tokens: Tensor, lengths: Tensor, shortest: int, longest: int)
     return torch.where(best > 0, ends[where], 0)
 
 
-class NGram:
+class NGram(Proposer):
     name = "ngram"
-    reads = False
-    reach = sys.maxsize
-    shape: ModelShape | None = None
 
     def __init__(self, state: DeviceState, shortest: int, longest: int) -> None:
         self._state = state
         self._shortest, self._longest = shortest, longest
-
-    def missed(self, request: Request) -> int:
-        return 0
-
-    def read(self, feed: Feed) -> None:
-        raise AssertionError("n-gram has no KV of its own")
 
     def draft(self, feed: Feed, requests: int, length: int, mode: Mode) -> Tensor:
         slots = feed.slots[:requests]
@@ -61,9 +49,6 @@ class NGram:
         drafts, found = continuations(self._state.tokens, slots, ends, length, self._shortest, self._longest)
         place(self._state, slots, ends, drafts)
         return torch.where(found, length, 0).to(torch.int32)
-
-    def observe(self, request: Request, end: int, drafted: int, accepted: int) -> None:
-        pass  # texts are read when drafting
 
 
 def continuations(

@@ -7,7 +7,6 @@ and looks while the device works, so that looking costs nothing.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -18,7 +17,7 @@ from outrider_runtime.engine.feed import Feed
 from outrider_runtime.engine.request import Request
 from outrider_runtime.engine.state import DeviceState
 from outrider_runtime.sampling.table import Mode
-from outrider_runtime.speculation.cost import ModelShape
+from outrider_runtime.speculation.proposer import Proposer
 from outrider_runtime.speculation.suffix_index import Chain, Outputs, Text
 
 if TYPE_CHECKING:
@@ -28,11 +27,9 @@ WORTH = 0.1  # tokens a request that drafts must promise, on average: what the d
 MOST_PATIENT = 32  # steps between two offers of drafts that are not wanted
 
 
-class Suffix:
+class Suffix(Proposer):
     name = "suffix"
-    reads = False
-    reach = sys.maxsize
-    shape: ModelShape | None = None
+    bounded = True
 
     def __init__(self, state: DeviceState, longest: int, outputs: Outputs | None, least: float) -> None:
         """For drafts of up to `longest` tokens, each of a chance of `least`. `outputs` None: nobody drafts from what
@@ -51,10 +48,7 @@ class Suffix:
         self._patience = self._wait = 0  # steps that drafts are not offered
 
     def awaits(self, chunks: Sequence[Chunk]) -> bool:
-        """Whether the launched step, of these chunks, is to be read before the next one is launched.
-
-        Called before each launch, while the device works: here is done what needs time, and no results.
-        """
+        """Here is done what needs time, and no results."""
         for text in self._finished:
             text.finish()
         self._finished.clear()
@@ -74,7 +68,7 @@ class Suffix:
         return self._wait < 0
 
     def most(self, chunk: Chunk) -> int:
-        """Tokens that the decoding chunk's request may draft: none while its text is not known to the end."""
+        """None while its text is not known to the end."""
         if chunk.draft_length == 0 or chunk.request.flight is not None:
             return 0
         found = len(self._chain(chunk.request).tokens)
@@ -82,7 +76,6 @@ class Suffix:
         return found
 
     def send(self, chunks: Sequence[Chunk]) -> None:
-        """The drafts of the next step, in which chunks draft as much as they say; before draft()."""
         self._refused, self._patience, self._wait = False, 0, 0
         self._host.reverse()
         drafts = self._host[0].numpy()
@@ -90,12 +83,6 @@ class Suffix:
             if (length := chunk.draft_length) > 0:
                 drafts[chunk.request.slot, :length] = self._chain(chunk.request).tokens[:length]
         self._drafts.copy_(self._host[0], non_blocking=True)
-
-    def missed(self, request: Request) -> int:
-        return 0
-
-    def read(self, feed: Feed) -> None:
-        raise AssertionError("suffix drafts have no KV of their own")
 
     def draft(self, feed: Feed, requests: int, length: int, mode: Mode) -> None:
         slots = feed.slots[:requests]
@@ -109,7 +96,7 @@ class Suffix:
             text.extend(request.tokens[end:])
 
     def forget(self, request: Request) -> None:
-        """It has ended; what it got may help others from the next step on."""
+        """What it got may help others from the next step on."""
         self._chains.pop(request, None)
         if (text := self._texts.pop(request, None)) is not None:
             self._finished.append(text)
