@@ -31,12 +31,10 @@ from localcluster.paths import Home  # noqa: E402
 from tests.fleet.admin import AdminPorts  # noqa: E402
 from tests.fleet.pod import Pod  # noqa: E402
 
-from operator_scale import NAMESPACE, CpuSeconds, Operator, model, running  # noqa: E402
+from operator_scale import NAMESPACE, CpuSeconds, Operator, every, model, running, versions  # noqa: E402
 from outrider_operator.kube import Client, load  # noqa: E402
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
     from localcluster.api import Api
 
 LIMITS = {"writes": 0, "changed_objects": 0, "cpus": 0.5}
@@ -66,7 +64,7 @@ async def measure(plane: ControlPlane, objects: int, seconds: float) -> dict[str
             await asyncio.to_thread(_serve, plane.api, name, address, deployment)
         await _all_ready(client, objects)
         await asyncio.sleep(min(SETTLE, seconds))
-        before, writes, cpu = await _versions(client), operator.writes(), CpuSeconds(plane, operator)
+        before, writes, cpu = await versions(client, KINDS), operator.writes(), CpuSeconds(plane, operator)
         looks, reads = operator.reconciled(), _reads(operator)
         await asyncio.sleep(seconds)
         spent = cpu.so_far()
@@ -78,7 +76,7 @@ async def measure(plane: ControlPlane, objects: int, seconds: float) -> dict[str
             "api_server_cpus": round(spent["kube-apiserver"] / seconds, 3),
             "rss_mb": round(operator.memory("VmRSS"), 1),
         }
-        after = await _versions(client)
+        after = await versions(client, KINDS)
     changed = sum(before.get(key) != version for key, version in after.items())
     return {"objects": objects, "seconds": seconds, **found, "changed_objects": changed}
 
@@ -129,7 +127,7 @@ def _serve(api: Api, name: str, address: str, deployment: dict[str, Any]) -> Non
 
 async def _all_ready(client: Client, objects: int) -> None:
     deadline = time.monotonic() + DEADLINE
-    while (ready := sum([_is_ready(item) async for item in _all(client, "SpeculativeModel")])) < objects:
+    while (ready := sum([_is_ready(item) async for item in every(client, "SpeculativeModel")])) < objects:
         if time.monotonic() > deadline:
             raise RuntimeError(f"{ready} of {objects} objects are Ready after {DEADLINE:.0f} s")
         await asyncio.sleep(2)
@@ -143,20 +141,6 @@ def _is_ready(item: dict[str, Any]) -> bool:
 def _reads(operator: Operator) -> int:
     found = re.findall(r"^outrider_pod_measurements_total\{.*\} ([0-9.e+]+)$", operator.metrics(), re.MULTILINE)
     return int(sum(map(float, found)))
-
-
-async def _versions(client: Client) -> dict[tuple[str, str], str]:
-    return {
-        (kind, item["metadata"]["name"]): item["metadata"]["resourceVersion"]
-        for kind in KINDS
-        async for item in _all(client, kind)
-    }
-
-
-async def _all(client: Client, kind: str) -> AsyncIterator[dict[str, Any]]:
-    async for page in client.pages(kind, NAMESPACE):
-        for item in page.items:
-            yield item
 
 
 def main() -> int:

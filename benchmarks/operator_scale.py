@@ -34,7 +34,7 @@ from localcluster.paths import Home  # noqa: E402
 from outrider_operator.kube import Client, load  # noqa: E402
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Iterable, Iterator
 
 LIMITS = {"create_1000_seconds": 40.0, "restart_writes": 0, "rss_mb": 250.0}
 CHILDREN = ("Secret", "ConfigMap", "Deployment", "Service", "PodDisruptionBudget")
@@ -154,7 +154,7 @@ async def measure(plane: ControlPlane, objects: int) -> dict[str, Any]:
             await _eventually(lambda: _is_quiet(operator), "the operator is idle")
             resident = operator.memory("VmRSS")
             peak = operator.memory("VmHWM")
-        before = await _versions(client)
+        before = await versions(client, WATCHED)
         with running(plane) as operator:
             started, cpu = time.monotonic(), CpuSeconds(plane, operator)
             await _eventually(lambda: operator.reconciled() >= objects, "every object was looked at again")
@@ -162,7 +162,7 @@ async def measure(plane: ControlPlane, objects: int) -> dict[str, Any]:
             await _eventually(lambda: _is_quiet(operator), "the operator is idle")
             restart_writes = operator.writes()
             resident, peak = max(resident, operator.memory("VmRSS")), max(peak, operator.memory("VmHWM"))
-        changed = sum(before.get(key) != value for key, value in (await _versions(client)).items())
+        changed = sum(before.get(key) != value for key, value in (await versions(client, WATCHED)).items())
     finally:
         await client.close()
     return {
@@ -200,7 +200,7 @@ async def _settled(client: Client, objects: int) -> None:
             await asyncio.sleep(0.2)
         if number < objects - 20:
             break
-    while (done := sum([_is_current(item) async for item in _all(client, "SpeculativeModel")])) < objects:
+    while (done := sum([_is_current(item) async for item in every(client, "SpeculativeModel")])) < objects:
         if time.monotonic() > deadline:
             raise RuntimeError(f"{done} of {objects} objects have a status after {DEADLINE:.0f} s")
         await asyncio.sleep(0.5)
@@ -210,7 +210,7 @@ async def _complete(client: Client, objects: int) -> None:
     """Raises unless every child is there."""
     for kind in CHILDREN:
         if kind != "Secret":
-            count = sum([1 async for item in _all(client, kind) if item["metadata"].get("ownerReferences")])
+            count = sum([1 async for item in every(client, kind) if item["metadata"].get("ownerReferences")])
             if count != objects:
                 raise RuntimeError(f"{count} of {objects} {kind} objects are there")
     for number in (0, objects // 2, objects - 1):  # nobody lists Secrets
@@ -222,15 +222,15 @@ def _is_current(item: dict[str, Any]) -> bool:
     return bool(status.get("conditions")) and status["observedGeneration"] == item["metadata"]["generation"]
 
 
-async def _versions(client: Client) -> dict[tuple[str, str], str]:
+async def versions(client: Client, kinds: Iterable[str]) -> dict[tuple[str, str], str]:
     return {
         (kind, item["metadata"]["name"]): item["metadata"]["resourceVersion"]
-        for kind in WATCHED
-        async for item in _all(client, kind)
+        for kind in kinds
+        async for item in every(client, kind)
     }
 
 
-async def _all(client: Client, kind: str) -> AsyncIterator[dict[str, Any]]:
+async def every(client: Client, kind: str) -> AsyncIterator[dict[str, Any]]:
     async for page in client.pages(kind, NAMESPACE):
         for item in page.items:
             yield item
