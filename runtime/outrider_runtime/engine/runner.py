@@ -305,12 +305,13 @@ class Runner:
             shape = self.target.attention_shape
             if self._tree is None or narrow:
                 batch = gather_batch(self._state, feed, self._cache, shape, small=small, narrow=narrow)
-                self._places[:tokens] = batch.positions
+                places = batch.positions
             else:
                 depth = self._tree.depth
                 batch, places = gather_tree_batch(self._state, feed, self._cache, shape, small=small, depth=depth)
-                self._places[:tokens] = places
             self._positions[:tokens] = batch.positions
+            if self._tree is not None:
+                self._places[:tokens] = places
             self._hidden[:tokens] = self.target(batch, self._cache)
 
         self._graphs.run(Forward(tokens, small, narrow), program)
