@@ -4,8 +4,7 @@
 # history, COMMIT says which it is.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-export PYTHONPATH=runtime
-PYTHON=${PYTHON:-python3}
+source hack/gpu_env.sh
 RESULTS=$1
 decode() { "$PYTHON" benchmarks/decode.py --json "$RESULTS" "$@"; }
 decode --method none --repeats 3
