@@ -43,6 +43,8 @@ def arguments(model: Model, spec: SpeculativeModelSpec, tier: int) -> list[str]:
         if speculation.draft.revision is not None:
             args += ["--draft-revision", speculation.draft.revision]
     args += ["--max-speculative-tokens", str(tier)]
+    if speculation.tree is not None:
+        args += ["--tree-top-k", str(speculation.tree.top_k), "--tree-max-tokens", str(speculation.tree.max_tokens)]
     args += ["--device", engine.device.lower(), "--dtype", engine.dtype.lower()]
     if engine.max_model_length is not None:
         args += ["--max-model-len", str(engine.max_model_length)]

@@ -32,6 +32,12 @@ DRAFTED: dict[str, Any] = {
     "engine": {"maxModelLength": 8192, "memoryUtilizationPercent": 90},
     "autoscaling": {"minReplicas": 1, "maxReplicas": 8, "targetConcurrency": 10},
 }
+HEAD: dict[str, Any] = {
+    "speculativeDecoding": {
+        "method": "Eagle3",
+        "draft": {"uri": "hf://yuhuili/EAGLE3-LLaMA3.1-Instruct-8B"},
+    },
+}
 
 
 def merged(*parts: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.operator.build import DRAFTED, model, spec
+from tests.operator.build import DRAFTED, HEAD, model, spec
 
 from outrider_operator.engine import arguments, claims, environment
 from outrider_runtime.flags import parse as flags_of_the_runtime
@@ -55,12 +55,19 @@ def test_every_field_of_the_spec_has_its_flag():
     assert line.endswith("--log-level debug")
 
 
+def test_a_tree_is_asked_for_by_both_its_flags_and_a_chain_by_none():
+    assert "--tree" not in _arguments(HEAD)
+    tree = {"speculativeDecoding": {"tree": {"topK": 8}}}
+    assert "--max-speculative-tokens 4 --tree-top-k 8 --tree-max-tokens 60 --device" in _arguments(HEAD, tree)
+
+
 @pytest.mark.parametrize(
     "parts",
     [
         (),
         (DRAFTED,),
         ({"speculativeDecoding": {"method": "Suffix"}},),
+        (HEAD, {"speculativeDecoding": {"tree": {}}}),
         ({"engine": {"device": "CPU", "dtype": "Float16", "maxConcurrency": 1, "memoryUtilizationPercent": 1}},),
     ],
     ids=str,

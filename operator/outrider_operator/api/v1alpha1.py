@@ -78,6 +78,11 @@ class Method(StrEnum):
         """Whether it needs a draft."""
         return self not in (Method.NGRAM, Method.SUFFIX)
 
+    @property
+    def is_head(self) -> bool:
+        """Whether it drafts from the target's hidden states, and so can draft trees."""
+        return self in (Method.EAGLE3, Method.EAGLE, Method.MEDUSA)
+
 
 class Device(StrEnum):
     CUDA = "CUDA"
@@ -176,6 +181,17 @@ class Saturation(ApiModel):
     )
 
 
+class Tree(ApiModel):
+    """Several candidates for each position in place of one. The defaults fit any numSpeculativeTokens."""
+
+    top_k: int = Field(4, ge=1, le=16, description="Candidates behind each token.")
+    max_tokens: int = Field(60, ge=1, le=63, description="The most tokens of a tree, all of which are verified.")
+
+    def fits(self, depth: int) -> bool:
+        """Whether it holds what the draft reads meanwhile: topK tokens at each position but the last."""
+        return (depth - 1) * self.top_k <= self.max_tokens
+
+
 class SpeculativeDecoding(ApiModel):
     """How tokens are drafted, and when not."""
 
@@ -196,6 +212,19 @@ class SpeculativeDecoding(ApiModel):
             "speculativeDecoding.draft has no use with method Suffix: remove draft, or use method DraftModel",
             lambda s: s.method is not Method.SUFFIX or s.draft is None,
         ),
+        Rule(
+            "!has(self.tree) || (has(self.method) && self.method in ['Eagle3', 'Eagle', 'Medusa'])",
+            "speculativeDecoding.tree goes with methods Eagle3, Eagle and Medusa only, the others draft chains: remove "
+            "tree, or use one of these methods",
+            lambda s: s.tree is None or (s.method is not None and s.method.is_head),
+        ),
+        Rule(
+            f"!has(self.tree) || ({list(CAPTURE_TIERS)}.filter(tier, tier >= self.numSpeculativeTokens)[0] - 1)"
+            " * self.tree.topK <= self.tree.maxTokens",
+            "speculativeDecoding.tree.maxTokens must be at least 3 times topK with numSpeculativeTokens up to 4, 7 "
+            "times up to 8, and 15 times above: raise maxTokens, or lower topK or numSpeculativeTokens",
+            lambda s: s.tree is None or s.tree.fits(s.capture_tier),
+        ),
     )
 
     mode: Annotated[Mode, Strict(False)] = Field(
@@ -212,7 +241,15 @@ class SpeculativeDecoding(ApiModel):
         "Medusa, forbidden with NGram and Suffix.",
     )
     num_speculative_tokens: int = Field(
-        4, ge=1, le=16, description="The most tokens drafted per step; Auto may use fewer."
+        4,
+        ge=1,
+        le=16,
+        description="The most tokens drafted per step, in a tree along one branch; Auto may use fewer.",
+    )
+    tree: Tree | None = Field(
+        None,
+        description="Candidate trees in place of chains, for Eagle3, Eagle and Medusa: they pay at few running "
+        "requests. Default: chains. A change restarts pods.",
     )
     min_acceptance_percent: int | None = Field(
         None, ge=0, le=100, description="Acceptance below which speculation is suspended (LowAcceptance)."

@@ -52,7 +52,7 @@ class Memory:
     disable_at: float = 0.0  # threshold at which load suspended it, kept until it resumes; 0 when it did not
     remeasured: int = 0  # trials of a measured threshold in a row
     remeasure_at: float = 0.0  # when the next is due; 0 when none is
-    spec_hash: str = ""  # of mode, method and draft: a change starts over
+    spec_hash: str = ""  # of mode, method, draft and tree: a change starts over
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

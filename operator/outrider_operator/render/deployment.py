@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from outrider_operator import labels
-from outrider_operator.api.v1alpha1 import CAPTURE_TIERS, Device, Quantity, SpeculativeModelSpec
+from outrider_operator.api.v1alpha1 import CAPTURE_TIERS, Device, Quantity, SpeculativeDecoding, SpeculativeModelSpec
 from outrider_operator.digest import digest
 from outrider_operator.observe import Model
 from outrider_operator.render.meta import metadata, selector
@@ -40,13 +40,18 @@ def recorded(model: Model, spec: SpeculativeModelSpec, live: Mapping[str, Any] |
     chosen = spec.engine.model_dump(by_alias=True, mode="json", exclude_defaults=True)
     image_for = digest([chosen, model.annotations.get(labels.UPGRADE, "")])
     kept = before.get(labels.IMAGE) if before.get(labels.IMAGE_FOR) == image_for else None
-    tier = spec.speculative_decoding.capture_tier
-    tiers = {str(known): known for known in CAPTURE_TIERS}
     return Recorded(
         image=spec.engine.image or kept or default_image,
         image_for=image_for,
-        tier=max(tier, tiers.get(before.get(labels.CAPTURE_TIER, ""), tier)),
+        tier=_tier(spec.speculative_decoding, before.get(labels.CAPTURE_TIER, "")),
     )
+
+
+def _tier(speculation: SpeculativeDecoding, before: str) -> int:
+    """The tier there was, if it holds the draft length; but a tree, which is new then, may be too wide for it."""
+    needed = speculation.capture_tier
+    kept = max(needed, next((tier for tier in CAPTURE_TIERS if str(tier) == before), needed))
+    return kept if speculation.tree is None or speculation.tree.fits(kept) else needed
 
 
 def deployment(model: Model, spec: SpeculativeModelSpec, replicas: int, made_with: Recorded) -> dict[str, Any]:

@@ -87,6 +87,10 @@ VALID = (
     Case("every mode's word: Disabled", _speculating(mode="Disabled")),
     Case("fewest drafted tokens", _speculating(numSpeculativeTokens=1)),
     Case("most drafted tokens", _speculating(numSpeculativeTokens=16)),
+    Case("tree by default", _speculating(method="Medusa", draft=DRAFT, tree={})),
+    Case("tree at its smallest", _speculating(method="Eagle", draft=DRAFT, tree={"topK": 4, "maxTokens": 12})),
+    Case("tree at its deepest", _speculating(
+        method="Eagle3", draft=DRAFT, numSpeculativeTokens=9, tree={"topK": 4, "maxTokens": 60})),
     Case("any acceptance is enough", _speculating(minAcceptancePercent=0)),
     Case("no acceptance is enough", _speculating(minAcceptancePercent=100)),
     Case("suspended from the first request on", _speculating(
@@ -180,6 +184,20 @@ INVALID = (
          "spec.speculativeDecoding.numSpeculativeTokens", "less than or equal to 16"),
     Case("half a token", _speculating(numSpeculativeTokens=1.5),
          "spec.speculativeDecoding.numSpeculativeTokens", "integer"),
+    Case("n-gram with tree", _speculating(method="NGram", tree={}), "spec.speculativeDecoding",
+         "tree goes with methods Eagle3, Eagle and Medusa only"),
+    Case("draft model by its presence with tree", _speculating(draft=DRAFT, tree={}), "spec.speculativeDecoding",
+         "tree goes with methods Eagle3, Eagle and Medusa only"),
+    Case("tree too small for its width", _speculating(
+        method="Eagle3", draft=DRAFT, tree={"topK": 4, "maxTokens": 11}), "spec.speculativeDecoding",
+        "tree.maxTokens must be at least 3 times topK with numSpeculativeTokens up to 4"),
+    Case("tree too small for the draft length's tier", _speculating(
+        method="Eagle3", draft=DRAFT, numSpeculativeTokens=5, tree={"topK": 4, "maxTokens": 27}),
+        "spec.speculativeDecoding", "raise maxTokens, or lower topK or numSpeculativeTokens"),
+    Case("tree without candidates", _speculating(method="Eagle3", draft=DRAFT, tree={"topK": 0}),
+         "spec.speculativeDecoding.tree.topK", "greater than or equal to 1"),
+    Case("tree of 64 tokens", _speculating(method="Eagle3", draft=DRAFT, tree={"maxTokens": 64}),
+         "spec.speculativeDecoding.tree.maxTokens", "less than or equal to 63"),
     Case("acceptance of 101 percent", _speculating(minAcceptancePercent=101),
          "spec.speculativeDecoding.minAcceptancePercent", "less than or equal to 100"),
     Case("acceptance as a ratio", _speculating(minAcceptancePercent="0.5"),
@@ -263,12 +281,18 @@ INVALID = (
 UNKNOWN = (
     Case("field of the spec", model(replica=1), "spec.replica"),
     Case("field within", _speculating(numTokens=4), "spec.speculativeDecoding.numTokens"),
-    Case("field of a later version", _speculating(tree={"topK": 4}), "spec.speculativeDecoding.tree"),
+    Case("field of a later version", _speculating(lookahead=4), "spec.speculativeDecoding.lookahead"),
     Case("field in an item", model(engine={"env": [{"name": "A", "vaule": "1"}]}), "spec.engine.env[0].vaule"),
 )
 
 UPDATES = (
     Update("mode and tokens", {}, {"speculativeDecoding": {"mode": "Disabled", "numSpeculativeTokens": 9}}),
+    Update("tree added", {"speculativeDecoding": {"method": "Eagle3", "draft": DRAFT}},
+           {"speculativeDecoding": {"method": "Eagle3", "draft": DRAFT, "tree": {}}}),
+    Update("longer drafts than the tree holds",
+           {"speculativeDecoding": {"method": "Eagle3", "draft": DRAFT, "tree": {"topK": 8}}},
+           {"speculativeDecoding": {"method": "Eagle3", "draft": DRAFT, "tree": {"topK": 8},
+                                    "numSpeculativeTokens": 9}}, "raise maxTokens, or lower topK"),
     Update("model", {}, {"model": {"uri": "pvc://models/other"}}),
     Update("larger claim", {"cache": {"size": "1Gi"}}, {"cache": {"size": "2Gi", "retain": False}}),
     Update("other limit", {"cache": {"emptyDir": {}}}, {"cache": {"emptyDir": {"sizeLimit": "1Gi"}}}),

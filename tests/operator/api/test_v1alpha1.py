@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from pydantic import ValidationError
 from tests.operator.api.objects import DRAFT, INVALID, MODEL, UNKNOWN, VALID, Case, model
 
 from outrider_operator.api.v1alpha1 import (
+    CAPTURE_TIERS,
     Device,
     Method,
     Mode,
     SpeculativeDecoding,
     SpeculativeModel,
     SpeculativeModelSpec,
+    Tree,
 )
+from outrider_runtime.config import tree_fault
 
 
 def _path(location: tuple[int | str, ...]) -> str:
@@ -80,6 +85,19 @@ def test_the_method_follows_from_the_draft_unless_it_is_said(fields: dict[str, o
 @pytest.mark.parametrize(("tokens", "tier"), [(1, 4), (4, 4), (5, 8), (8, 8), (9, 16), (16, 16)])
 def test_the_capture_tier_is_the_smallest_that_holds_the_tokens(tokens: int, tier: int) -> None:
     assert SpeculativeDecoding(num_speculative_tokens=tokens).capture_tier == tier
+
+
+@pytest.mark.parametrize("tokens", [1, 5, 16])
+def test_a_tree_of_which_nothing_is_said_fits_any_draft_length(tokens: int) -> None:
+    fields = {"method": "Eagle3", "draft": DRAFT, "numSpeculativeTokens": tokens, "tree": {}}
+    assert SpeculativeDecoding.model_validate(fields).tree == Tree(top_k=4, max_tokens=60)
+
+
+@pytest.mark.parametrize("depth", CAPTURE_TIERS)
+def test_a_tree_fits_where_the_runtime_can_grow_it(depth: int) -> None:
+    for top_k, max_tokens in itertools.product(range(1, 17), range(1, 64)):
+        grows = tree_fault(top_k, depth, max_tokens) is None
+        assert Tree(top_k=top_k, max_tokens=max_tokens).fits(depth) == grows
 
 
 def test_a_spec_is_a_value_that_cannot_be_changed() -> None:

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.operator.build import Did, samples, spec
+from tests.operator.build import DRAFTED, Did, samples, spec
 
 from outrider_operator.api.reasons import SpeculationState
 from outrider_operator.api.v1alpha1 import Saturation
@@ -131,7 +131,7 @@ def test_a_fixed_mode_is_not_up_for_decision(mode):
     assert (memory.state, memory.reason) == ((ACTIVE, "") if mode == "Enabled" else (DISABLED, "DisabledBySpec"))
 
 
-def test_another_mode_or_draft_starts_over_and_another_threshold_does_not():
+def test_another_mode_draft_or_tree_starts_over_and_another_threshold_does_not():
     memory = _suspended()
 
     def after(**fields):
@@ -140,6 +140,18 @@ def test_another_mode_or_draft_starts_over_and_another_threshold_does_not():
     assert after(draft={"uri": "hf://a/b"}).state is ACTIVE
     assert after(mode="Disabled").state is DISABLED
     assert after(window=9, numSpeculativeTokens=2) == memory
+    head = {"method": "Eagle", "draft": {"uri": "hf://a/b"}}
+    memory = _suspended(_spec(**head))
+    assert after(**head) == memory
+    assert after(**head, tree={}).state is ACTIVE
+
+
+@pytest.mark.parametrize(
+    ("served", "golden"), [(spec(), "8dffe4ac"), (spec(DRAFTED), "eaae064e")], ids=("smallest", "drafted")
+)
+def test_a_new_operator_starts_nothing_over(served, golden):
+    """The hash is what released operators remember; add rows for new features, change none."""
+    assert decide(Memory(), Situation(served, NOTHING, 1.0)).spec_hash == golden
 
 
 def test_without_a_threshold_load_suspends_nothing():

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from tests.operator.build import DRAFTED, child, model
+from tests.operator.build import DRAFTED, HEAD, child, merged, model
 
 from outrider_operator import labels
 from outrider_operator.render.deployment import deployment, recorded, rollout_steps, template_hash
 from outrider_operator.render.meta import sealed
+
+TREE = merged(HEAD, {"speculativeDecoding": {"tree": {"topK": 8, "maxTokens": 32}}})
 
 
 def _deployment(*parts, live=None, image="runtime:1", replicas=1, **fields):
@@ -32,8 +34,9 @@ def _image(rendered):
         (DRAFTED, "03875353b2"),
         ({"engine": {"device": "CPU"}, "model": {"uri": "pvc://w/m"}, "cache": {"size": "1Gi"}}, "21c2464751"),
         ({"podTemplate": {"metadata": {"annotations": {"a": "b"}}, "spec": {"hostIPC": True}}}, "b7e06626be"),
+        (TREE, "48f0b7c3da"),
     ],
-    ids=("smallest", "drafted", "cpu", "overlaid"),
+    ids=("smallest", "drafted", "cpu", "overlaid", "tree"),
 )
 def test_templates_are_what_they_were(parts, golden):
     assert _template(parts) == golden
@@ -84,6 +87,15 @@ def test_what_pods_are_told_later_rolls_nothing(change):
     assert _template(DRAFTED, change) == _template(DRAFTED)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [None, {"topK": 9}, {"maxTokens": 33}],
+    ids=("gone", "another width", "another size"),
+)
+def test_a_tree_is_what_a_pod_is_started_with(change):
+    assert _template(TREE, {"speculativeDecoding": {"tree": change}}) != _template(TREE)
+
+
 def test_replicas_and_the_objects_annotations_roll_nothing():
     assert _template(replicas=5) == _template() == _template(annotations={"team": "a"})
 
@@ -124,6 +136,13 @@ def test_the_capture_tier_grows_with_the_spec_and_never_shrinks_by_itself(tokens
     rendered = _deployment({"speculativeDecoding": {"numSpeculativeTokens": tokens}}, live=live)
     args = rendered["spec"]["template"]["spec"]["containers"][0]["args"]
     assert args[args.index("--max-speculative-tokens") + 1] == str(tier)
+    assert rendered["metadata"]["annotations"][labels.CAPTURE_TIER] == str(tier)
+
+
+@pytest.mark.parametrize(("max_tokens", "tier"), [(56, 8), (55, 4)])
+def test_a_tree_that_is_too_wide_for_the_tier_there_was_takes_its_own(max_tokens, tier):
+    live = {"metadata": {"annotations": {labels.CAPTURE_TIER: "8"}}}
+    rendered = _deployment(TREE, {"speculativeDecoding": {"tree": {"maxTokens": max_tokens}}}, live=live)
     assert rendered["metadata"]["annotations"][labels.CAPTURE_TIER] == str(tier)
 
 
