@@ -1,6 +1,6 @@
 """Times of the attention kernel on a CUDA device, by ways of tiling and splitting: inside CUDA graphs, the KV cold.
 
-    python benchmarks/kernels_attention.py [few] [splits] [many] [plan] [--model 8b|1b]
+    python benchmarks/kernels_attention.py [few] [splits] [many] [plan] [--model 8b|1b] [--cases "5 q"]
 
 `few`: decoding and verification, by tiles. `splits`: the same, by how contexts are split. `many`: prefill and mixed
 steps, by tiles. `plan`: making a step's work list. Microseconds a layer; the last columns rate the best.
@@ -56,9 +56,13 @@ FEW: dict[str, Spans] = {
 }
 FEW_TILES = [
     Tile(64, 64, 3, 4, 2),
-    Tile(64, 32, 4, 4, 2),
-    Tile(16, 64, 3, 4, 2),
-    Tile(32, 64, 3, 4, 2),
+    Tile(16, 32, 3, 4, 4),
+    Tile(16, 32, 3, 2, 6),
+    Tile(16, 64, 2, 2, 4),
+    Tile(32, 32, 3, 2, 4),
+    Tile(32, 32, 2, 2, 6),
+    Tile(32, 64, 2, 2, 4),
+    Tile(32, 64, 3, 2, 2),
 ]
 SPLITS = [(64, 16), (128, 16), (256, 16), (512, 16), (1024, 16), (2048, 16)]  # tokens at least, parts at most
 MANY: dict[str, Spans] = {
@@ -72,10 +76,12 @@ MANY: dict[str, Spans] = {
 }
 MANY_TILES = [
     Tile(128, 64, 3, 8, 1),
-    Tile(128, 64, 2, 8, 1),
-    Tile(128, 64, 4, 8, 1),
+    Tile(128, 64, 2, 8, 2),
     Tile(128, 128, 2, 8, 1),
-    Tile(64, 64, 3, 4, 2),
+    Tile(128, 64, 2, 4, 2),
+    Tile(128, 32, 3, 4, 2),
+    Tile(64, 64, 2, 4, 3),
+    Tile(64, 128, 2, 4, 2),
 ]
 
 
@@ -84,8 +90,12 @@ def main() -> None:
     parts: dict[str, Callable[[Shape], None]] = {"few": few, "splits": splits, "many": many, "plan": plans}
     parser.add_argument("parts", nargs="*", choices=[*parts, []], default=[])
     parser.add_argument("--model", choices=HEADS, default="8b")
+    parser.add_argument("--cases", default="", help="only those whose names begin so")
     given = parser.parse_args()
     print(torch.__version__, torch.cuda.get_device_name(), given.model)
+    for cases in (FEW, MANY):
+        for name in [name for name in cases if not name.startswith(given.cases)]:
+            del cases[name]
     for part in given.parts or parts:
         parts[part](Shape(*HEADS[given.model]))
 
