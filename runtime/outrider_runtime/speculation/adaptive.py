@@ -100,6 +100,7 @@ class Adaptive:
         self._catch_up_credit = CATCH_UP_CREDIT
         self._catching_up = 0  # requests, once begun
         self._speedup: float | None = None
+        self._measured = policy  # under which the speed-up was
         self._break_even: tuple[float, int | None] | None = None
         self._last = -math.inf
         self._limit: tuple[float, int | None] | None = None  # the same, for prompts
@@ -134,13 +135,13 @@ class Adaptive:
         self._follows = self._reads_prompts and longest > 0 and self._lasting
         nothing = np.zeros(count, dtype=np.int64)
         if longest == 0:
-            self._length, self._speedup = 0, 1.0
+            self._length, self._speedup, self._measured = 0, 1.0, self.policy
         if longest == 0 or count == 0:
             decision = self._decision(decoding, nothing, nothing, prompt_tokens)
         elif self.free:
             return self._adapt(decoding, uniform(decoding.caps, longest), longest, prompt_tokens, arriving, now)
         else:
-            decision = self._obey(decoding, uniform(decoding.caps, longest), prompt_tokens)
+            decision = self._obey(decoding, uniform(decoding.caps, longest), prompt_tokens, now)
         self._took(decision)
         return decision
 
@@ -166,8 +167,8 @@ class Adaptive:
         self._acceptance.forget(slot)
 
     def speedup(self) -> float | None:
-        """Tokens a second over plain decoding's of the same requests, by the table; None until known."""
-        return self._speedup
+        """Tokens a second over plain decoding's of the same requests, by the table; None until known of the policy."""
+        return self._speedup if self._measured == self.policy else None
 
     def break_even(self, context: float, now: float) -> int | None:
         """The fewest running requests of this mean context for which no length gains 3 %; None if there is no such
@@ -176,14 +177,21 @@ class Adaptive:
             self._break_even = (now, self._find_break_even(context))
         return self._break_even[1]
 
-    def _obey(self, decoding: Decoding, caps: Ints, prompt_tokens: int) -> Decision:
+    def _obey(self, decoding: Decoding, caps: Ints, prompt_tokens: int, now: float) -> Decision:
         """What the policy says, whether it pays or not; those first that are nearly ready."""
         gaps = np.where(caps > 0, decoding.missed, 0)
         order = np.argsort(gaps, kind="stable")
         before = np.cumsum(gaps[order]) - gaps[order]
         reads = np.zeros(len(caps), dtype=np.int64)
         reads[order] = np.clip(self._most_reads(prompt_tokens) - before, 0, gaps[order])
-        return self._decision(decoding, caps, reads, prompt_tokens)
+        decision = self._decision(decoding, caps, reads, prompt_tokens)
+        if self.table.known and now - self._last >= KEPT_SECONDS:
+            shape, count = decision.shape, len(caps)
+            plain = StepShape(count + prompt_tokens, count, shape.kv_tokens, prompt_tokens=prompt_tokens)
+            shifts = self._acceptance.shifts(decoding.slots)
+            tokens = count + Allocation(self._acceptance.pooled(), shifts, decision.lengths).expected
+            self._average(tokens / count * self.table.seconds(plain) / self.table.seconds(shape), now)
+        return decision
 
     def _will_draft(self, decoding: Decoding, arriving: int, now: float) -> bool:
         """Whether drafting is to be expected once all have come: else nothing is read for it. What was not read, should
@@ -296,17 +304,24 @@ class Adaptive:
 
     def _account(self, plain: Offer, chosen: Offer, now: float) -> None:
         """Credit for probes and catching up, and the speed-up, over the time since the last decision."""
-        elapsed = min(max(now - self._last, 0.0), 1.0) if self._last > -math.inf else 0.0
-        self._last = now
         ratio = chosen.rate / plain.rate
-        if self._speedup is None and (not chosen.length or self._acceptance.trials >= TRIALS_TO_KNOW):
-            self._speedup = ratio
-        if self._speedup is not None:
-            self._speedup += (1.0 - math.exp(-elapsed / SPEEDUP_SECONDS)) * (ratio - self._speedup)
+        elapsed = self._average(ratio, now, known=self._length == 0)
         gained = max(0.0, 1.0 - 1.0 / ratio)
         self._catch_up_credit = min(self._catch_up_credit + elapsed * (CATCH_UP_SHARE + 0.5 * gained), CATCH_UP_CREDIT)
         if not self._length:
             self._probe_credit = min(self._probe_credit + elapsed * PROBE_SHARE, max(self._probe_price, 0.01))
+
+    def _average(self, speedup: float, now: float, *, known: bool = False) -> float:
+        """Takes the speed-up of this step, `known` or worth what acceptance is; the seconds since the last one."""
+        elapsed = min(max(now - self._last, 0.0), 1.0) if self._last > -math.inf else 0.0
+        self._last = now
+        if self._measured != self.policy:
+            self._measured, self._speedup = self.policy, None
+        if self._speedup is None and (known or self._acceptance.trials >= TRIALS_TO_KNOW):
+            self._speedup = speedup
+        if self._speedup is not None:
+            self._speedup += (1.0 - math.exp(-elapsed / SPEEDUP_SECONDS)) * (speedup - self._speedup)
+        return elapsed
 
     def _seconds_per_read(self) -> float:
         """In a chunk of many."""

@@ -223,3 +223,36 @@ def test_the_speedup_is_what_it_is_in_truth():
     truth = rate(steps) / np.mean([step.plain for step in steps])
     assert simulation.adaptive.speedup() == pytest.approx(truth, rel=0.06)
     assert simulation.adaptive.effective_tokens == pytest.approx(np.mean(steps[-1].lengths), abs=0.5)
+
+
+@pytest.mark.parametrize(("running", "acceptance", "gains"), [(4, 0.7, True), (128, 0.7, False), (4, 0.1, False)])
+def test_a_fixed_length_has_the_speedup_that_it_has_in_truth(running, acceptance, gains):
+    simulation = Simulation(make_adaptive(policy=Policy(mode="Enabled", num_speculative_tokens=4)))
+    assert simulation.adaptive.speedup() is None
+    simulation.run(1.5, running, acceptance)
+    steps = simulation.run(0.5, running, acceptance)
+    truth = rate(steps) / np.mean([step.plain for step in steps])
+    assert (truth > 1.0) == gains
+    assert simulation.adaptive.speedup() == pytest.approx(truth, rel=0.06)
+
+
+def test_a_speedup_is_said_of_the_policy_in_force_alone():
+    simulation = Simulation(make_adaptive())
+    simulation.run(1.0, 16, 0.7)
+    adaptive, active = simulation.adaptive, simulation.adaptive.policy
+    assert adaptive.speedup() > 1.1
+    adaptive.policy = replace(active, state="Suspended", reason="Saturated")
+    assert adaptive.speedup() is None
+    simulation.run(0.1, 16, 0.7)
+    assert adaptive.speedup() == 1.0
+    adaptive.policy = active
+    assert adaptive.speedup() is None
+    simulation.run(0.1, 16, 0.7)
+    assert adaptive.speedup() > 1.1
+
+
+def test_requests_that_may_not_draft_say_nothing_of_the_speedup():
+    adaptive = make_adaptive()
+    for step in range(50):
+        adaptive.decide(decoding(4, caps=0), 0, 1.0 + 0.01 * step)
+    assert adaptive.speedup() is None
