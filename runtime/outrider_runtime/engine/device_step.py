@@ -6,14 +6,16 @@ few kernels (kernels/step.py); the torch beside each call says what they do, and
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from outrider_runtime.engine.feed import Feed
 from outrider_runtime.engine.state import DeviceState
 from outrider_runtime.kv.cache import KVCache
-from outrider_runtime.layers.attention import AttentionShape
-from outrider_runtime.layers.batch import Batch, attention_plan
+from outrider_runtime.layers.attention import AttentionPlan, AttentionShape
+from outrider_runtime.layers.batch import Batch, attention_plan, decode_plans
 
 
 def update_tables(state: DeviceState, feed: Feed) -> None:
@@ -82,17 +84,81 @@ def gather(state: DeviceState, feed: Feed, cache: KVCache) -> tuple[Tensor, Tens
     )
 
 
+def drawing(feed: Feed, owners: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """Of the feed's sampled rows: the slots of the texts, and how many tokens stand before what is drawn, [R] int32
+    each. `owners` and `positions` are those of at least the step's tokens."""
+    if owners.is_cuda:
+        from outrider_runtime.kernels import step
+
+        return step.drawing(feed.slots, owners, feed.rows, positions)
+    return feed.slots[owners[feed.rows]], positions[feed.rows] + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """All that is known of a draft loop before it draws anything: every turn but the last is followed by a forward over
+    what it drew, one token for each request."""
+
+    positions: Tensor  # [turns, requests] int32, of what a turn draws: its text's end by then
+    slots: Tensor  # [turns, requests] int32, of the KV of that; nowhere, where the feed says it drafts nothing
+    plans: list[AttentionPlan]  # of the forwards
+
+    def batch(self, turn: int, drawn: Tensor) -> Batch:
+        """What the turn drew, [requests]."""
+        return Batch(drawn, self.positions[turn], self.slots[turn], self.plans[turn])
+
+
+def draft_course(
+    state: DeviceState, feed: Feed, cache: KVCache, shape: AttentionShape, requests: int, turns: int
+) -> Course:
+    """Of the feed's first requests."""
+    slots, capacities, drafts = feed.slots[:requests], feed.capacities[:requests], feed.drafts[:requests]
+    if state.tokens.is_cuda:
+        from outrider_runtime.kernels import step
+
+        positions, places = step.drafts_ahead(
+            state.lengths,
+            state.block_tables,
+            slots,
+            capacities,
+            drafts,
+            turns,
+            block_size=cache.block_size,
+            nowhere=cache.nowhere,
+        )
+    else:
+        positions, places = drafts_ahead(state, cache, slots, capacities, drafts, turns)
+    plans = decode_plans(
+        state.counting[: requests + 1],
+        positions[1:],  # the contexts of a forward: all up to where the next turn draws
+        slots,
+        state.block_tables,
+        block_size=cache.block_size,
+        dim=cache.dim,
+        shape=shape,
+    )
+    return Course(positions, places, plans)
+
+
+def drafts_ahead(
+    state: DeviceState, cache: KVCache, slots: Tensor, capacities: Tensor, drafts: Tensor, turns: int
+) -> tuple[Tensor, Tensor]:
+    positions = state.lengths[slots] + torch.arange(turns, device=slots.device, dtype=torch.int32).unsqueeze(1)
+    limits = torch.where(drafts > 0, capacities, 0)
+    return positions, kv_slots(state, cache, slots.expand_as(positions), positions, limits)
+
+
 def tail_batch(
-    state: DeviceState, feed: Feed, cache: KVCache, shape: AttentionShape, ends: Tensor, count: int, turn: int
-) -> tuple[Batch, Tensor]:
-    """For the feed's first requests, whose texts stand up to `ends` [requests]: the last `count` tokens of each text
-    and its `turn` drafts. Also where those texts end. What the feed says drafts nothing leaves no KV."""
+    state: DeviceState, feed: Feed, cache: KVCache, shape: AttentionShape, ends: Tensor, count: int
+) -> Batch:
+    """For the feed's first requests, whose texts stand up to `ends` [requests]: the last `count` tokens of each. What
+    the feed says drafts nothing leaves no KV."""
     requests = len(ends)
     slots, capacities, drafts = feed.slots[:requests], feed.capacities[:requests], feed.drafts[:requests]
     if state.tokens.is_cuda:
         from outrider_runtime.kernels import step
 
-        token_ids, positions, places, contexts = step.tails(
+        token_ids, positions, places, query_starts = step.tails(
             state.tokens,
             ends,
             state.block_tables,
@@ -100,15 +166,14 @@ def tail_batch(
             capacities,
             drafts,
             count,
-            turn,
             block_size=cache.block_size,
             nowhere=cache.nowhere,
         )
     else:
-        token_ids, positions, places, contexts = tails(state, cache, slots, capacities, drafts, ends, count, turn)
+        token_ids, positions, places, query_starts = tails(state, cache, slots, capacities, drafts, ends, count)
     plan = attention_plan(
-        torch.arange(0, (requests + 1) * count, count, device=ends.device, dtype=torch.int32),
-        contexts,
+        query_starts,
+        ends,
         slots,
         state.block_tables,
         tokens=requests * count,
@@ -118,7 +183,7 @@ def tail_batch(
         small=True,
         narrow=count <= 2,
     )
-    return Batch(token_ids, positions, places, plan), contexts
+    return Batch(token_ids, positions, places, plan)
 
 
 def tails(
@@ -129,18 +194,17 @@ def tails(
     drafts: Tensor,
     ends: Tensor,
     count: int,
-    turn: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    contexts = ends + turn
     offsets = torch.arange(-count, 0, device=slots.device, dtype=torch.int32)
-    positions = (contexts.unsqueeze(1) + offsets).flatten()  # -1 where the text is a single token
+    positions = (ends.unsqueeze(1) + offsets).flatten()  # -1 where the text is a single token
     owners, limits = slots.repeat_interleave(count), torch.where(drafts > 0, capacities, 0).repeat_interleave(count)
     token_ids = state.tokens[owners, positions.clamp(0, state.width)]
-    return token_ids, positions, kv_slots(state, cache, owners, positions, limits), contexts
+    query_starts = torch.arange(0, len(owners) + 1, count, device=slots.device, dtype=torch.int32)
+    return token_ids, positions, kv_slots(state, cache, owners, positions, limits), query_starts
 
 
 def kv_slots(state: DeviceState, cache: KVCache, owners: Tensor, positions: Tensor, capacities: Tensor) -> Tensor:
-    """Where the KV of `positions` [tokens] of the texts in the slots `owners` [tokens] lies; what the request has no
+    """Where the KV of `positions` of the texts in the slots `owners` lies, of any one shape; what the request has no
     block for goes nowhere."""
     index = torch.div(positions, cache.block_size, rounding_mode="floor").clamp(0, state.block_tables.shape[1] - 1)
     slots = state.block_tables[owners, index] * cache.block_size + positions % cache.block_size

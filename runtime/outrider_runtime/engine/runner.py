@@ -17,7 +17,7 @@ from torch import Tensor
 from outrider_runtime.config import EngineConfig
 from outrider_runtime.engine import capture
 from outrider_runtime.engine.capture import FEW_QUERIES, Draft, DraftRead, Extend, Forward, Program, Sample, Widths
-from outrider_runtime.engine.device_step import gather_batch, update_tables
+from outrider_runtime.engine.device_step import drawing, gather_batch, update_tables
 from outrider_runtime.engine.feed import AT_THE_END, BlockUpdate, Feed, FeedBuffer, FeedShape, Share, shape_of
 from outrider_runtime.engine.request import Request
 from outrider_runtime.engine.results import Results, Ticket
@@ -329,7 +329,7 @@ class Runner:
         owners = self._feeds.views(self._largest).owners  # all, since a graph serves steps of any number of tokens
 
         def program() -> None:
-            slots, positions = feed.slots[owners[feed.rows]], self._positions[feed.rows] + 1
+            slots, positions = drawing(feed, owners, self._positions)
             logits = self.target.logits(self._hidden[feed.rows])
             sampled = sample(logits, slots, positions, self._table, mode)
             if logprobs:

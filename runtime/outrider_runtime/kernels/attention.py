@@ -19,14 +19,16 @@ from outrider_runtime.layers.attention import AttentionShape, PagedPlan, Tile, T
 MAX_COUNTERS = 1 << 16  # (tile, KV head) pairs of one launch
 # For batches of up to so many tokens: the least of a context's part, and the most parts.
 SPLITTING = ((8, 64, 16), (63, 512, 16), (MAX_COUNTERS, 2048, 4))
+MIXED_SPLITTING = (512, 4)  # beside prompts: the few that decode are not to take longer than these
+WIDE = 192  # tokens of a batch that keeps the processors busy with more and smaller tiles
 LOG2_E = tl.constexpr(1.4426950408889634)
 MOST_OWN = tl.constexpr(64)  # tokens of a tree: a bit each
 FIELDS = 10  # of a work item, each a row of WorkList.items
 ROW, QUERIES, POSITION, BEGIN, END, TABLE, SPLIT, SPLITS, TILE, STEP = (tl.constexpr(field) for field in range(FIELDS))
 
 
-def tuning_for(dtype: torch.dtype, dim: int, tokens: int) -> Tuning:
-    """For a batch of `tokens`. Measured on an H200 by benchmarks/kernels_attention.py.
+def tuning_for(dtype: torch.dtype, dim: int, tokens: int, *, mixed: bool = False) -> Tuning:
+    """For a batch of `tokens`, `mixed` with prompts or not. Measured on an H200 by benchmarks/kernels_attention.py.
 
     64 rows are the fewest that Hopper's asynchronous tensor-core instructions take. The narrow tile uses the older
     ones, and has room for twice as many programs a processor to wait for memory. Each part of a context costs about
@@ -45,8 +47,12 @@ def tuning_for(dtype: torch.dtype, dim: int, tokens: int) -> Tuning:
         if dim <= 64:
             narrow = Tile(rows=16, keys=64, stages=3, warps=2, per_processor=4)
         small = Tile(rows=64, keys=64, stages=3, warps=4, per_processor=2)
+        if tokens >= WIDE and not mixed:
+            small = Tile(rows=32, keys=32, stages=3, warps=2, per_processor=4)
         large = Tile(rows=128, keys=64, stages=3, warps=8, per_processor=1)
     split_tokens, max_splits = next(split for most, *split in SPLITTING if tokens <= most)
+    if mixed and tokens >= WIDE:
+        split_tokens, max_splits = MIXED_SPLITTING
     return Tuning(narrow, small, large, small_queries=64, split_tokens=split_tokens, max_splits=max_splits)
 
 
@@ -76,46 +82,114 @@ def plan_paged(
     place of all up to itself; -1 leaves it at these. The tokens of a tree count from the one `before` the step's first,
     and a window counts a query's ancestors, all of which it must hold.
     """
-    tuning = tuning or tuning_for(shape.dtype, dim, tokens)
-    requests = len(context_lengths)
-    lists = []
     small = small or narrow
+    tuning = tuning or tuning_for(shape.dtype, dim, tokens, mixed=not small)
+    lists = []
     bounds = [(tuning.narrow if narrow else tuning.small, 0, tokens if small else tuning.small_queries)]
     if not small:
         bounds.append((tuning.large, tuning.small_queries, tokens))
-    longest = block_tables.shape[1] * block_size
     for tile, above, most in bounds:
-        queries = tile.queries(shape.shared)
-        splits = min(tuning.max_splits, triton.cdiv(longest, tuning.split_tokens)) if above == 0 else 1
-        # Requests without rows are none, the padding is one more, and each ends in one tile that is not full.
-        tiles = min(requests + 1, triton.cdiv(tokens, above + 1)) + tokens // queries
-        items = torch.empty(FIELDS, tiles * splits, dtype=torch.int32, device=query_starts.device)
-        _list_work[(requests + 1,)](
+        lists += _work_lists(
             query_starts,
-            context_lengths,
+            context_lengths.unsqueeze(0),
             table_rows,
-            items,
-            requests,
-            tokens,
-            above,
-            most,
-            tiles * splits,
-            block_tables.stride(0),
-            longest,
-            before,
-            TILE_QUERIES=queries,
-            WINDOW=shape.sliding_window or 0,
-            TREE=ancestors is not None,
-            FIRST=shape.first,
-            KEYS=tile.keys,
-            SPLIT_TOKENS=tuning.split_tokens,
-            MAX_SPLITS=splits,
-            REQUESTS=triton.next_power_of_2(requests + 1),
-            CHUNK=64,
-            num_warps=4,
+            block_tables,
+            tokens=tokens,
+            block_size=block_size,
+            shape=shape,
+            tuning=tuning,
+            tile=tile,
+            above=above,
+            most=most,
+            tree=ancestors is not None,
+            before=before,
         )
-        lists.append(WorkList(items, tiles, splits, tile, small=above == 0))
     return PagedPlan(tuple(lists), tokens, block_tables, block_size, shape, ancestors)
+
+
+def plan_decodes(
+    query_starts: Tensor,
+    context_lengths: Tensor,
+    table_rows: Tensor,
+    block_tables: Tensor,
+    *,
+    block_size: int,
+    shape: AttentionShape,
+    dim: int,
+) -> list[PagedPlan]:
+    """plan_paged() for steps of one query a request, by [steps, requests] contexts, in one launch."""
+    requests = len(table_rows)
+    tuning = tuning_for(shape.dtype, dim, requests)
+    lists = _work_lists(
+        query_starts,
+        context_lengths,
+        table_rows,
+        block_tables,
+        tokens=requests,
+        block_size=block_size,
+        shape=shape,
+        tuning=tuning,
+        tile=tuning.narrow,
+        above=0,
+        most=requests,
+        tree=False,
+        before=0,
+    )
+    return [PagedPlan((work,), requests, block_tables, block_size, shape, None) for work in lists]
+
+
+def _work_lists(
+    query_starts: Tensor,
+    context_lengths: Tensor,
+    table_rows: Tensor,
+    block_tables: Tensor,
+    *,
+    tokens: int,
+    block_size: int,
+    shape: AttentionShape,
+    tuning: Tuning,
+    tile: Tile,
+    above: int,
+    most: int,
+    tree: bool,
+    before: int,
+) -> list[WorkList]:
+    """Of plan_paged()'s requests those with more than `above` queries and at most `most`, for each of the steps that
+    `context_lengths` [steps, requests] are of."""
+    steps, requests = context_lengths.shape
+    longest = block_tables.shape[1] * block_size
+    queries = tile.queries(shape.shared)
+    splits = min(tuning.max_splits, triton.cdiv(longest, tuning.split_tokens)) if above == 0 else 1
+    # Requests without rows are none, the padding is one more, and each ends in one tile that is not full.
+    tiles = min(requests + 1, triton.cdiv(tokens, above + 1)) + tokens // queries
+    items = torch.empty(steps, FIELDS, tiles * splits, dtype=torch.int32, device=query_starts.device)
+    _list_work[(requests + 1, steps)](
+        query_starts,
+        context_lengths,
+        context_lengths.stride(0),
+        table_rows,
+        items,
+        items.stride(0),
+        requests,
+        tokens,
+        above,
+        most,
+        tiles * splits,
+        block_tables.stride(0),
+        longest,
+        before,
+        TILE_QUERIES=queries,
+        WINDOW=shape.sliding_window or 0,
+        TREE=tree,
+        FIRST=shape.first,
+        KEYS=tile.keys,
+        SPLIT_TOKENS=tuning.split_tokens,
+        MAX_SPLITS=splits,
+        REQUESTS=triton.next_power_of_2(requests + 1),
+        CHUNK=64,
+        num_warps=4,
+    )
+    return [WorkList(each, tiles, splits, tile, small=above == 0) for each in items]
 
 
 def paged_attention(query: Tensor, keys: Tensor, values: Tensor, plan: PagedPlan, scale: float) -> Tensor:
@@ -185,12 +259,19 @@ def _counters(device: torch.device) -> Tensor:
 
 
 # Values of every kind come by, and a compilation each would gain nothing.
-@triton.jit(do_not_specialize=["requests", "tokens", "above", "most", "capacity", "table_stride", "longest", "before"])
+@triton.jit(
+    do_not_specialize=[
+        "context_stride", "item_stride", "requests", "tokens", "above", "most", "capacity", "table_stride", "longest",
+        "before",
+    ]
+)  # fmt: skip
 def _list_work(
     query_starts: tl.tensor,
     context_lengths: tl.tensor,
+    context_stride: tl.tensor,
     table_rows: tl.tensor,
     items: tl.tensor,
+    item_stride: tl.tensor,
     requests: tl.tensor,
     tokens: tl.tensor,
     above: tl.tensor,
@@ -209,9 +290,11 @@ def _list_work(
     REQUESTS: tl.constexpr,
     CHUNK: tl.constexpr,
 ) -> None:
-    """A program per request writes its items, if it has more than `above` queries and at most `most`, behind those of
-    the requests before it. The last program's request is the padding, without a context."""
+    """A program per request and step writes its items, if it has more than `above` queries and at most `most`, behind
+    those of the requests before it. The last request is the padding, without a context."""
     request = tl.program_id(0)
+    context_lengths += tl.program_id(1) * context_stride
+    items += tl.program_id(1) * item_stride
     every = tl.arange(0, REQUESTS)
     first_rows = tl.load(query_starts + every, mask=every <= requests, other=0)
     behind = tl.load(query_starts + every + 1, mask=every < requests, other=tokens)

@@ -33,17 +33,29 @@ _GOLDEN = tl.constexpr(0x9E3779B9)
 _NOTHING = tl.constexpr(1 << 30)  # beyond every token id and part
 
 
-def draw(logits: Tensor, slots: Tensor, positions: Tensor, table: SamplingTable, mode: Mode) -> Tensor:
-    """sampling/sampler.py's sample(), on CUDA. The vocabulary must be the last dimension, and dense."""
+def draw(
+    logits: Tensor,
+    slots: Tensor,
+    positions: Tensor,
+    table: SamplingTable,
+    mode: Mode,
+    *,
+    place: bool = False,
+    token_ids: Tensor | None = None,
+) -> Tensor:
+    """sampling/sampler.py's sample(), or draft() if what is drawn is to be placed, on CUDA. The vocabulary must be the
+    last dimension, and dense."""
     tokens = torch.empty(len(logits), dtype=torch.int32, device=logits.device)
     if mode is not Mode.FULL:
-        _search(logits, slots, positions, table, tokens, noise=mode is Mode.NOISE)
+        noise = mode is Mode.NOISE
+        _search(logits, slots, positions, table, tokens, noise=noise, place=place, token_ids=token_ids)
         return tokens
     at_once = max(1, AT_ONCE // logits.shape[-1] // 32 * 32)  # a chunk begins where the kernels see it aligned
     for start in range(0, len(logits), at_once):
         chunk = slice(start, start + at_once)
         scores, floors = _processed(logits[chunk], slots[chunk], positions[chunk], table)
-        _search(scores, slots[chunk], positions[chunk], table, tokens[chunk], noise=True, floors=floors)
+        own = slots[chunk], positions[chunk], table, tokens[chunk]
+        _search(scores, *own, noise=True, place=place, token_ids=token_ids, floors=floors)
     return tokens
 
 
@@ -107,6 +119,8 @@ def _search(
     tokens: Tensor,
     *,
     noise: bool,
+    place: bool,
+    token_ids: Tensor | None,
     floors: Tensor | None = None,
 ) -> None:
     """With floors, the logits are over the temperature already."""
@@ -132,7 +146,17 @@ def _search(
         "FLOORS": floors is not None,
     }
     _best_of_parts[(parts, rows)](*arguments, **constants)
-    _best[(rows,)](*arguments, tokens, PART_BLOCK=triton.next_power_of_2(parts), **constants)
+    _best[(rows,)](
+        *arguments,
+        tokens,
+        token_ids,
+        table.tokens,
+        table.tokens.stride(0),
+        table.tokens.shape[1] - 1,
+        PLACE=place,
+        PART_BLOCK=triton.next_power_of_2(parts),
+        **constants,
+    )
 
 
 @triton.jit
@@ -177,12 +201,17 @@ def _best(
     floors: tl.tensor,
     best: tl.tensor,
     tokens: tl.tensor,
+    token_ids: tl.tensor,
+    texts: tl.tensor,
+    text_stride: tl.tensor,
+    last_column: tl.tensor,
     VOCAB: tl.constexpr,
     WIDTH: tl.constexpr,
     PARTS: tl.constexpr,
     PART: tl.constexpr,
     NOISE: tl.constexpr,
     FLOORS: tl.constexpr,
+    PLACE: tl.constexpr,
     PART_BLOCK: tl.constexpr,
 ) -> None:
     row = tl.program_id(0)
@@ -219,7 +248,12 @@ def _best(
         if top > best_score:
             best_score = top
             best_token = tl.min(tl.where(score == top, token, _NOTHING))
+    if token_ids is not None:
+        best_token = tl.load(token_ids + best_token).to(tl.int32)
     tl.store(tokens + row, best_token)
+    if PLACE:
+        column = tl.minimum(tl.load(positions + row), last_column)
+        tl.store(texts + slot.to(tl.int64) * text_stride + column, best_token)
 
 
 @triton.jit

@@ -10,7 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-TOKENS = 128  # of a program of _gather
+TOKENS = 128  # of a program of most of these
+ALIGNED = 4  # int32 that begin where kernels see it
 
 
 def update_tables(block_tables: Tensor, slots: Tensor, indices: Tensor, blocks: Tensor) -> None:
@@ -65,6 +66,15 @@ def gather(
     return ids, positions, kv_slots, contexts
 
 
+def drawing(slots: Tensor, owners: Tensor, rows: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """For [rows] indices of tokens, which have [tokens] owners and positions: the slots of their texts, and how many
+    tokens stand before what is drawn there, [rows] int32 each."""
+    count = len(rows)
+    own_slots, before = torch.empty(2, count, dtype=torch.int32, device=rows.device).unbind(0)
+    _drawing[(triton.cdiv(count, TOKENS),)](slots, owners, rows, positions, own_slots, before, count, BLOCK=TOKENS)
+    return own_slots, before
+
+
 def tails(
     texts: Tensor,
     ends: Tensor,
@@ -73,17 +83,16 @@ def tails(
     capacities: Tensor,
     drafts: Tensor,
     count: int,
-    turn: int,
     *,
     block_size: int,
     nowhere: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The last `count` tokens of each text, `turn` tokens behind its `ends` [requests]: ids, positions and KV slots
-    [requests * count], and where each text ends then. Requests that draft nothing (`drafts`) have their KV nowhere."""
+    """The last `count` tokens of each text, up to `ends` [requests]: ids, positions and KV slots [requests * count];
+    and where each text's begin, [requests + 1]. Requests that draft nothing (`drafts`) have their KV nowhere."""
     requests = len(ends)
     ids, positions, kv_slots = torch.empty(3, requests * count, dtype=torch.int32, device=ends.device).unbind(0)
-    contexts = torch.empty(requests, dtype=torch.int32, device=ends.device)
-    _tails[(triton.cdiv(requests * count, TOKENS),)](
+    query_starts = torch.empty(requests + 1, dtype=torch.int32, device=ends.device)
+    _tails[(triton.cdiv(requests * count + 1, TOKENS),)](
         texts,
         texts.stride(0),
         texts.shape[1] - 1,
@@ -97,15 +106,49 @@ def tails(
         ids,
         positions,
         kv_slots,
-        contexts,
+        query_starts,
         requests,
-        turn,
         nowhere,
         COUNT=count,
         BLOCK_SIZE=block_size,
         BLOCK=TOKENS,
     )
-    return ids, positions, kv_slots, contexts
+    return ids, positions, kv_slots, query_starts
+
+
+def drafts_ahead(
+    lengths: Tensor,
+    block_tables: Tensor,
+    slots: Tensor,
+    capacities: Tensor,
+    drafts: Tensor,
+    turns: int,
+    *,
+    block_size: int,
+    nowhere: int,
+) -> tuple[Tensor, Tensor]:
+    """The positions that the texts in `slots` [requests] get drafts at, and the KV slots of these, [turns, requests]
+    each. As of tails(), requests that draft nothing have theirs nowhere."""
+    requests = len(slots)
+    width = triton.cdiv(requests, ALIGNED) * ALIGNED
+    positions, kv_slots = torch.empty(2, turns, width, dtype=torch.int32, device=slots.device)[..., :requests].unbind(0)
+    _drafts_ahead[(triton.cdiv(requests, TOKENS), turns)](
+        lengths,
+        block_tables,
+        block_tables.stride(0),
+        block_tables.shape[1] - 1,
+        slots,
+        capacities,
+        drafts,
+        positions,
+        kv_slots,
+        width,
+        requests,
+        nowhere,
+        BLOCK_SIZE=block_size,
+        BLOCK=TOKENS,
+    )
+    return positions, kv_slots
 
 
 def place(texts: Tensor, slots: Tensor, first: Tensor, drafts: Tensor) -> None:
@@ -238,6 +281,25 @@ def _gather(
 
 
 @triton.jit
+def _drawing(
+    slots: tl.tensor,
+    owners: tl.tensor,
+    rows: tl.tensor,
+    positions: tl.tensor,
+    own_slots: tl.tensor,
+    before: tl.tensor,
+    count: tl.tensor,
+    BLOCK: tl.constexpr,
+) -> None:
+    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    there = row < count
+    token = tl.load(rows + row, mask=there, other=0)
+    owner = tl.load(owners + token, mask=there, other=0)
+    tl.store(own_slots + row, tl.load(slots + owner, mask=there, other=0), mask=there)
+    tl.store(before + row, tl.load(positions + token, mask=there, other=0) + 1, mask=there)
+
+
+@triton.jit
 def _tails(
     texts: tl.tensor,
     text_stride: tl.tensor,
@@ -252,9 +314,8 @@ def _tails(
     ids: tl.tensor,
     positions: tl.tensor,
     kv_slots: tl.tensor,
-    contexts: tl.tensor,
+    query_starts: tl.tensor,
     requests: tl.tensor,
-    turn: tl.tensor,
     nowhere: tl.tensor,
     COUNT: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
@@ -264,17 +325,48 @@ def _tails(
     request = token // COUNT
     there = request < requests
     slot = tl.load(slots + request, mask=there, other=0).to(tl.int64)
-    end = tl.load(ends + request, mask=there, other=1) + turn
-    position = end - COUNT + token % COUNT  # -1 where the text is a single token
+    position = tl.load(ends + request, mask=there, other=1) - COUNT + token % COUNT  # -1 in a text of a single token
     column = tl.minimum(tl.maximum(position, 0), last_column)
     text = tl.load(texts + slot * text_stride + column, mask=there, other=0)
-    capacity = tl.load(capacities + request, mask=there, other=0)
-    capacity = tl.where(tl.load(drafts + request, mask=there, other=0) > 0, capacity, 0)
+    capacity = _drafted_capacity(capacities, drafts, request, there)
     place = _place_of(block_tables, table_stride, last_block, slot, position, capacity, nowhere, there, BLOCK_SIZE)
     tl.store(ids + token, text, mask=there)
     tl.store(positions + token, position, mask=there)
     tl.store(kv_slots + token, place, mask=there)
-    tl.store(contexts + request, end, mask=there & (token % COUNT == 0))
+    tl.store(query_starts + request, token, mask=(request <= requests) & (token % COUNT == 0))
+
+
+@triton.jit
+def _drafts_ahead(
+    lengths: tl.tensor,
+    block_tables: tl.tensor,
+    table_stride: tl.tensor,
+    last_block: tl.tensor,
+    slots: tl.tensor,
+    capacities: tl.tensor,
+    drafts: tl.tensor,
+    positions: tl.tensor,
+    kv_slots: tl.tensor,
+    width: tl.tensor,
+    requests: tl.tensor,
+    nowhere: tl.tensor,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    request, turn = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.program_id(1)
+    there = request < requests
+    slot = tl.load(slots + request, mask=there, other=0).to(tl.int64)
+    position = tl.load(lengths + slot, mask=there, other=1) + turn
+    capacity = _drafted_capacity(capacities, drafts, request, there)
+    place = _place_of(block_tables, table_stride, last_block, slot, position, capacity, nowhere, there, BLOCK_SIZE)
+    tl.store(positions + turn * width + request, position, mask=there)
+    tl.store(kv_slots + turn * width + request, place, mask=there)
+
+
+@triton.jit
+def _drafted_capacity(capacities: tl.tensor, drafts: tl.tensor, request: tl.tensor, there: tl.tensor) -> tl.tensor:
+    drafted = tl.load(drafts + request, mask=there, other=0) > 0
+    return tl.where(drafted, tl.load(capacities + request, mask=there, other=0), 0)
 
 
 @triton.jit

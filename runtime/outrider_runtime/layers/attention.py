@@ -113,10 +113,16 @@ AttentionPlan = LayerPlan | MixedPlan
 
 def plan_layers(shape: AttentionShape, plan: Callable[[AttentionShape], LayerPlan]) -> AttentionPlan:
     """By `plan`, for each kind of layer that the model has."""
+    return plan_steps(shape, lambda kind: [plan(kind)])[0]
+
+
+def plan_steps(shape: AttentionShape, plan: Callable[[AttentionShape], Sequence[LayerPlan]]) -> list[AttentionPlan]:
+    """plan_layers() for several steps, which `plan` plans together."""
     if not shape.full_layers:
-        return plan(shape)
+        return list(plan(shape))
     windowed = replace(shape, full_layers=False)
-    return MixedPlan(plan(windowed), plan(replace(windowed, sliding_window=None)))
+    both = zip(plan(windowed), plan(replace(windowed, sliding_window=None)), strict=True)
+    return [MixedPlan(*kinds) for kinds in both]
 
 
 def plan_attention(

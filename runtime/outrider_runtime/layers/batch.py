@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from outrider_runtime.layers.attention import AttentionPlan, AttentionShape, plan_attention, plan_layers
+from outrider_runtime.layers.attention import AttentionPlan, AttentionShape, plan_attention, plan_layers, plan_steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,3 +76,40 @@ def attention_plan(
         shape,
         lambda kind: plan_attention(lengths, contexts, positions, tables, block_size, kind, ancestors, before),
     )
+
+
+def decode_plans(
+    query_starts: Tensor,
+    context_lengths: Tensor,
+    table_rows: Tensor,
+    block_tables: Tensor,
+    *,
+    block_size: int,
+    dim: int,
+    shape: AttentionShape,
+) -> list[AttentionPlan]:
+    """attention_plan() for steps of one query a request, whose contexts are [steps, requests]; on CUDA all at once."""
+    if query_starts.is_cuda:
+        from outrider_runtime.kernels.attention import plan_decodes
+
+        return plan_steps(
+            shape,
+            lambda kind: plan_decodes(
+                query_starts, context_lengths, table_rows, block_tables, block_size=block_size, shape=kind, dim=dim
+            ),
+        )
+    return [
+        attention_plan(
+            query_starts,
+            contexts,
+            table_rows,
+            block_tables,
+            tokens=len(contexts),
+            block_size=block_size,
+            dim=dim,
+            shape=shape,
+            small=True,
+            narrow=True,
+        )
+        for contexts in context_lengths
+    ]

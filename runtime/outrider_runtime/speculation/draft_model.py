@@ -10,14 +10,14 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from outrider_runtime.engine.device_step import gather_batch, place, tail_batch
+from outrider_runtime.engine.device_step import draft_course, gather_batch, tail_batch
 from outrider_runtime.engine.feed import Feed
 from outrider_runtime.engine.request import Request
 from outrider_runtime.engine.state import DeviceState
 from outrider_runtime.kv.cache import KVCache
 from outrider_runtime.layers.batch import Batch
 from outrider_runtime.models.causal import CausalLM
-from outrider_runtime.sampling.sampler import sample
+from outrider_runtime.sampling.sampler import draft
 from outrider_runtime.sampling.table import Mode, SamplingTable
 from outrider_runtime.speculation.cost import ModelShape
 from outrider_runtime.speculation.proposer import Proposer
@@ -59,21 +59,22 @@ class DraftModel(Proposer):
 
     def draft(self, feed: Feed, requests: int, length: int, mode: Mode) -> None:
         """Draw and feed back, one token a turn for all."""
-        slots = feed.slots[:requests]
-        ends = self._state.lengths[slots]
-        shape = self._model.attention_shape
-        for turn in range(length):
-            tokens = REREAD if turn == 0 else 1
-            batch, contexts = tail_batch(self._state, feed, self._cache, shape, ends, tokens, turn)
-            hidden = self._forward(batch)
-            logits = self._model.logits(hidden[tokens - 1 :: tokens])[:, : self._vocab_size]
-            drawn = sample(logits, slots, contexts, self._table, mode)
-            place(self._state, slots, contexts, drawn.unsqueeze(1))
+        slots, shape = feed.slots[:requests], self._model.attention_shape
+        course = draft_course(self._state, feed, self._cache, shape, requests, length)
+        tails = tail_batch(self._state, feed, self._cache, shape, course.positions[0], REREAD)
+        drawn = self._drawn(self._forward(tails)[REREAD - 1 :: REREAD], slots, course.positions[0], mode)
+        for turn in range(1, length):
+            hidden = self._forward(course.batch(turn - 1, drawn))
+            drawn = self._drawn(hidden, slots, course.positions[turn], mode)
 
     def observe(self, request: Request, end: int, drafted: int, accepted: int) -> None:
         """KV of drafts that were rejected does not count, and behind the last draft nothing was drafted."""
         if drafted > 0:
             request.draft_computed = min(end + accepted, end + drafted - 1)
+
+    def _drawn(self, hidden: Tensor, slots: Tensor, positions: Tensor, mode: Mode) -> Tensor:
+        logits = self._model.logits(hidden)[:, : self._vocab_size]
+        return draft(logits, slots, positions, self._table, mode)
 
     def _forward(self, batch: Batch) -> Tensor:
         if self._vocab_size < self._target_vocab_size:  # ids beyond are the target's

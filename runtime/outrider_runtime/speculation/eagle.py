@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from outrider_runtime.engine.device_step import place, tail_batch
+from outrider_runtime.engine.device_step import draft_course
 from outrider_runtime.engine.feed import Feed
 from outrider_runtime.engine.follow import entry_batch
 from outrider_runtime.engine.state import DeviceState
@@ -19,7 +19,7 @@ from outrider_runtime.kv.cache import KVCache
 from outrider_runtime.models.causal import CausalLM
 from outrider_runtime.models.eagle import EagleHead
 from outrider_runtime.sampling.candidates import candidates
-from outrider_runtime.sampling.sampler import sample
+from outrider_runtime.sampling.sampler import draft
 from outrider_runtime.sampling.table import Mode, SamplingTable, Settings
 from outrider_runtime.speculation.cost import ModelShape
 from outrider_runtime.speculation.expansion import DynamicTree, Expansion
@@ -60,19 +60,17 @@ class Eagle(Following):
             self._draft_trees(self._tree, feed, requests, length, mode)
             return
         slots = feed.slots[:requests]
-        ends = contexts = self._state.lengths[slots]
+        course = draft_course(self._state, feed, self._cache, self._head.attention_shape, requests, length)
         states = self._states[slots]
-        for turn in range(length):
-            if turn > 0:
-                batch, contexts = tail_batch(self._state, feed, self._cache, self._head.attention_shape, ends, 1, turn)
-                states = self._head(batch, states, self._cache)
-            place(self._state, slots, contexts, self._drawn(states, slots, contexts, mode).unsqueeze(1))
+        drawn = self._drawn(states, slots, course.positions[0], mode)
+        for turn in range(1, length):
+            states = self._head(course.batch(turn - 1, drawn), states, self._cache)
+            drawn = self._drawn(states, slots, course.positions[turn], mode)
 
     def _drawn(self, states: Tensor, slots: Tensor, positions: Tensor, mode: Mode) -> Tensor:
         """[rows] tokens of the target's vocabulary."""
         logits, token_ids = self._logits(states, mode)
-        drawn = sample(logits, slots, positions, self._table, mode)
-        return drawn if token_ids is None else token_ids[drawn]
+        return draft(logits, slots, positions, self._table, mode, token_ids)
 
     def _logits(self, states: Tensor, mode: Mode) -> tuple[Tensor, Tensor | None]:
         """[rows, vocab], and what ids they are of, if not the target's. The noise belongs to those, of which the head

@@ -145,7 +145,10 @@ def sample_all() -> None:
     table = SamplingTable(ints(SLOTS, WIDTH))
     table.write(0, SamplingParams(max_tokens=1), 0, 1)
     for mode in Mode:
-        sampling.draw(empty(SLOTS, 128_256), ints(SLOTS), ints(SLOTS), table, mode)
+        for place in (False, True):
+            sampling.draw(empty(SLOTS, 128_256), ints(SLOTS), ints(SLOTS), table, mode, place=place)
+    ids = torch.zeros(32_000, dtype=torch.int64)
+    sampling.draw(empty(SLOTS, 32_000), ints(SLOTS), ints(SLOTS), table, Mode.GREEDY, place=True, token_ids=ids)
 
 
 def step_all() -> None:
@@ -154,8 +157,9 @@ def step_all() -> None:
     at = {"block_size": 16, "nowhere": 1024}
     step.update_tables(tables, ints(20), ints(20), ints(20))
     step.gather(texts, per_slot, tables, *[per_request] * 5, ints(TOKENS), **at)
-    for count, turn in ((2, 0), (1, 3)):
-        step.tails(texts, ints(4), tables, ints(4), ints(4), ints(4), count, turn, **at)
+    step.drawing(per_request, ints(TOKENS), ints(20), ints(TOKENS))
+    step.tails(texts, ints(4), tables, ints(4), ints(4), ints(4), 2, **at)
+    step.drafts_ahead(per_slot, tables, ints(4), ints(4), ints(4), 3, **at)
     step.place(texts, ints(4), ints(4), ints(4, 5))
     for stands in (None, per_request):
         step.commit(texts, per_slot, *[per_request] * 4, ints(TOKENS), ints(SLOTS), ints(SLOTS, 8), stands)

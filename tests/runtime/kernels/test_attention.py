@@ -76,6 +76,22 @@ def test_a_long_context_is_at_most_as_many_parts_as_agreed():
     assert parts == [[0, 256], [256, 512], [512, 768], [768, 1000], [0, 3], [0, 32], [32, 64]]
 
 
+@pytest.mark.parametrize("window", [None, 20])
+def test_decodes_planned_together_are_each_planned_as_alone(window):
+    case = make_case([(1, 200), (1, 3), (1, 130), (1, 17)], window=window)
+    starts, contexts = torch.arange(5, dtype=torch.int32), torch.tensor([[120, 1, 100, 15], [121, 2, 101, 16]]).int()
+    tables = {"table_rows": case.table_rows, "block_tables": case.block_tables}
+    of = {"block_size": case.block_size, "shape": case.shape, "dim": 16}
+    together = attention.plan_decodes(starts, contexts, **tables, **of)
+    for plan, alone in zip(together, contexts, strict=True):
+        expected = attention.plan_paged(starts, alone, **tables, **of, tokens=4, small=True, narrow=True)
+        (ours,), (theirs,) = plan.lists, expected.lists
+        used = theirs.items[attention.QUERIES.value] > 0
+        assert torch.equal(ours.items[attention.QUERIES.value] > 0, used)
+        assert torch.equal(ours.items[:, used], theirs.items[:, used])
+        assert (ours.tiles, ours.splits, ours.tile) == (theirs.tiles, theirs.splits, theirs.tile)
+
+
 def test_no_other_request_changes_a_bit_of_the_result():
     spans = [(1, 70), (8, 20)]
     together = make_case(spans)

@@ -10,7 +10,7 @@ from triton import jit
 from triton import language as tl
 
 from outrider_runtime.kernels import sampling
-from outrider_runtime.sampling import pipeline
+from outrider_runtime.sampling import pipeline, sampler
 from outrider_runtime.sampling.params import SamplingParams
 from outrider_runtime.sampling.table import Layout, Mode, SamplingTable
 
@@ -87,6 +87,20 @@ def test_equals_go_to_the_lowest_id(dtype):
     logits = torch.zeros(3, 70, dtype=dtype)
     logits[1, [40, 45, 69]] = 1.0
     assert sampling.draw(logits, slots, positions, table, Mode.GREEDY).tolist() == [0, 40, 0]
+
+
+@pytest.mark.parametrize("mode", Mode)
+def test_drafts_are_placed_in_their_texts_and_never_past_the_last_column(mode):
+    kinds = [GREEDY if mode is Mode.GREEDY else PLAIN, GREEDY]
+    token_ids = torch.arange(50).mul(7).remainder(50) if mode is Mode.GREEDY else None
+    (ours, slots, _), (theirs, *_) = setting(50, kinds), setting(50, kinds)
+    before, positions = ours.tokens.clone(), torch.tensor([12, WIDTH], dtype=torch.int32)
+    rows = (logits_of(2, 50), slots, positions)
+    drawn = sampling.draw(*rows, ours, mode, place=True, token_ids=token_ids)
+    assert drawn.tolist() == sampler.draft(*rows, theirs, mode, token_ids).tolist()
+    before[slots, [12, WIDTH - 1]] = drawn
+    assert torch.equal(ours.tokens, before)
+    assert torch.equal(theirs.tokens, before)
 
 
 def test_rows_are_worked_on_in_chunks_and_do_not_depend_on_each_other(monkeypatch):

@@ -93,18 +93,39 @@ def test_tables_tokens_and_places_are_those_of_the_definition(seed, padded):
         assert one.tolist() == other.tolist()
 
 
-@pytest.mark.parametrize(("count", "turn"), [(2, 0), (1, 0), (1, 3)])
+@pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("seed", range(4))
-def test_the_tails_of_texts_are_those_of_the_definition(seed, count, turn):
+def test_what_is_drawn_is_drawn_where_the_definition_says(seed, padded):
+    rig = Rig(seed, padded=padded)
+    owners, positions = rig.feed.owners, torch.arange(90, dtype=torch.int32)
+    found = step.drawing(rig.feed.slots, owners, rig.feed.rows, positions)
+    for one, other in zip(found, device_step.drawing(rig.feed, owners, positions), strict=True):
+        assert one.tolist() == other.tolist()
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("seed", range(4))
+def test_the_tails_of_texts_are_those_of_the_definition(seed, count):
     rig = Rig(seed, padded=True)
     state, requests = rig.states[0], 4
     feed = (rig.feed.slots[:requests], rig.feed.capacities[:requests], rig.feed.drafts[:requests])
     ends = state.lengths[feed[0]]
     ends[0] = 1
-    found = step.tails(
-        state.tokens, ends, state.block_tables, *feed, count, turn, block_size=SIZE, nowhere=rig.cache.nowhere
+    found = step.tails(state.tokens, ends, state.block_tables, *feed, count, block_size=SIZE, nowhere=rig.cache.nowhere)
+    for one, other in zip(found, device_step.tails(state, rig.cache, *feed, ends, count), strict=True):
+        assert one.tolist() == other.tolist()
+
+
+@pytest.mark.parametrize("turns", [1, 4])
+@pytest.mark.parametrize("seed", range(4))
+def test_where_drafts_will_lie_is_as_the_definition_says(seed, turns):
+    rig = Rig(seed, padded=True)
+    state, requests = rig.states[0], 5
+    feed = (rig.feed.slots[:requests], rig.feed.capacities[:requests], rig.feed.drafts[:requests])
+    found = step.drafts_ahead(
+        state.lengths, state.block_tables, *feed, turns, block_size=SIZE, nowhere=rig.cache.nowhere
     )
-    for one, other in zip(found, device_step.tails(state, rig.cache, *feed, ends, count, turn), strict=True):
+    for one, other in zip(found, device_step.drafts_ahead(state, rig.cache, *feed, turns), strict=True):
         assert one.tolist() == other.tolist()
 
 
