@@ -14,7 +14,9 @@ from torch import Tensor
 
 from outrider_runtime.sampling.table import Mode, SamplingTable
 
-PART = 2048  # of the vocabulary, a program each
+PART = 2048  # of the vocabulary, for a program that works on it
+# For up to so many rows: the part of the vocabulary that a program searches, and its warps.
+SEARCHED = ((1 << 31, 2048, 4),)
 AT_ONCE = 1 << 24  # logits that are worked on in full: 8 bytes of scratch each, and a row for each multiprocessor
 TEXT_PROGRAMS = 8  # that share the counting of one text
 
@@ -125,7 +127,8 @@ def _search(
 ) -> None:
     """With floors, the logits are over the temperature already."""
     rows, vocab = logits.shape
-    parts = triton.cdiv(vocab, PART)
+    part, warps = next(tile for most, *tile in SEARCHED if rows <= most)
+    parts = triton.cdiv(vocab, part)
     best = torch.empty(rows, parts, dtype=torch.float32, device=logits.device)
     arguments = (
         logits,
@@ -141,11 +144,11 @@ def _search(
         "VOCAB": vocab,
         "WIDTH": table.layout.width,
         "PARTS": parts,
-        "PART": PART,
+        "PART": part,
         "NOISE": noise,
         "FLOORS": floors is not None,
     }
-    _best_of_parts[(parts, rows)](*arguments, **constants)
+    _best_of_parts[(parts, rows)](*arguments, **constants, num_warps=warps)
     _best[(rows,)](
         *arguments,
         tokens,
