@@ -27,6 +27,7 @@ from outrider_runtime.engine.tree_step import gather_tree_batch
 from outrider_runtime.graphs import Graphs, bucket, buckets, seconds, unpadded
 from outrider_runtime.kv.cache import KVCache
 from outrider_runtime.kv.compaction import Path, compact_kv, compact_rows
+from outrider_runtime.layers.rows import take_rows
 from outrider_runtime.models.causal import CausalLM, Weighted
 from outrider_runtime.sampling.logprobs import logprobs as logprobs_of
 from outrider_runtime.sampling.params import MAX_LOGPROBS
@@ -330,7 +331,7 @@ class Runner:
 
         def program() -> None:
             slots, positions = drawing(feed, owners, self._positions)
-            logits = self.target.logits(self._hidden[feed.rows])
+            logits = self.target.logits(take_rows(self._hidden, feed.rows))
             sampled = sample(logits, slots, positions, self._table, mode)
             if logprobs:
                 self._results.tell(logprobs_of(logits, sampled, min(MAX_LOGPROBS, logits.shape[-1])))

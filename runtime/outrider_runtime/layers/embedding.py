@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from outrider_runtime.layers.linear import linear
+from outrider_runtime.layers.rows import take_rows
 
 
 class Embedding(nn.Module):
@@ -19,7 +19,7 @@ class Embedding(nn.Module):
 
     def forward(self, token_ids: Tensor) -> Tensor:
         """[tokens] ids to [tokens, hidden]."""
-        return F.embedding(token_ids, self.weight)
+        return take_rows(self.weight, token_ids)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[rows, hidden] to [rows, vocab]."""

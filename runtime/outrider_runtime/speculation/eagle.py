@@ -16,6 +16,7 @@ from outrider_runtime.engine.follow import entry_batch
 from outrider_runtime.engine.state import DeviceState
 from outrider_runtime.engine.tree_step import frontier_batch, place_trees
 from outrider_runtime.kv.cache import KVCache
+from outrider_runtime.layers.rows import take_rows
 from outrider_runtime.models.causal import CausalLM
 from outrider_runtime.models.eagle import EagleHead
 from outrider_runtime.sampling.candidates import candidates
@@ -61,7 +62,7 @@ class Eagle(Following):
             return
         slots = feed.slots[:requests]
         course = draft_course(self._state, feed, self._cache, self._head.attention_shape, requests, length)
-        states = self._states[slots]
+        states = take_rows(self._states, slots)
         drawn = self._drawn(states, slots, course.positions[0], mode)
         for turn in range(1, length):
             states = self._head(course.batch(turn - 1, drawn), states, self._cache)

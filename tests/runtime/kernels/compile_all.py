@@ -24,6 +24,7 @@ from outrider_runtime.kernels import (
     norm,
     pair,
     rope,
+    rows,
     sampling,
     skinny,
     step,
@@ -131,6 +132,7 @@ def multiply_all() -> None:
 
 def surround_all() -> None:
     norm.rms_norm(empty(TOKENS, 2048), empty(2048), 1e-5)
+    rows.take_rows(empty(128256, 2048), ints(TOKENS))
     for norms in (None, (empty(2048), empty(2048))):
         pair.pair(empty(128256, 2048), ints(TOKENS), empty(TOKENS, 2048), norms=norms, eps=1e-5)
     activation.silu_gate(empty(TOKENS, 2 * 8192))
