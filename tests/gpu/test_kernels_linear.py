@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from outrider_runtime.layers import linear
 from outrider_runtime.layers.linear import MergedLinear
 from outrider_runtime.layers.norm import RMSNorm
-from outrider_runtime.layers.rope import RotaryEmbedding, rotate
+from outrider_runtime.layers.rope import RotaryEmbedding, Turn, rotate
 from outrider_runtime.models.config import ModelConfig
 
 if torch.cuda.is_available():
@@ -141,7 +141,7 @@ def test_rotation_norms_and_kv_writes(heads, kv_heads, dim, normed, dtype):
     slots = torch.randperm(50)[:tokens].cuda()
     written, kept = slots.clone(), torch.arange(tokens, device="cuda") % 5 > 0
     slots[~kept] = -1
-    queries = turn_and_store(qkv, (cosines, sines), keys, values, slots, norms=norms, eps=1e-6)
+    queries = turn_and_store(qkv, Turn(cosines, sines, keys, values, slots), norms=norms, eps=1e-6)
     parts = qkv.double().view(tokens, -1, dim).split([heads, kv_heads, kv_heads], dim=1)
     wide = [F.rms_norm(part, (dim,), norm.double(), 1e-6) for part, norm in zip(parts, norms or (), strict=False)]
     turned = [rotate(part, cosines.double(), sines.double()) for part in wide or parts[:2]]
@@ -150,6 +150,34 @@ def test_rotation_norms_and_kv_writes(heads, kv_heads, dim, normed, dtype):
     assert torch.equal(values[written[kept]], parts[2][kept].to(dtype))
     assert (keys[written[~kept]] == 7).all()
     assert (values[written[~kept]] == 7).all()
+
+
+@DTYPES
+@pytest.mark.parametrize("rows", [1, 5, 16, 20])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "dim", "inputs"), [(32, 8, 128, 4096), (32, 8, 64, 2048), (14, 2, 64, 896), (32, 32, 96, 64)]
+)
+def test_a_product_turns_and_stores_as_the_kernel_behind_it_does(heads, kv_heads, dim, inputs, rows, dtype):
+    frequencies = RotaryEmbedding(
+        ModelConfig("LlamaForCausalLM", 8, dim, dim, 1, 1, 1, dim, 131072), "cuda"
+    ).frequencies
+    turns = rotation(torch.arange(rows, device="cuda") * 3000, frequencies, 1.0)
+    outputs = (heads + 2 * kv_heads) * dim
+    x, weight = random(rows, inputs, dtype=dtype), random(outputs, inputs, dtype=dtype, scale=inputs**-0.5)
+    norm, bias = random(inputs, dtype=dtype), random(outputs, dtype=dtype)
+    slots = torch.randperm(30)[:rows].cuda()
+    slots[1::4] = -1
+    normed = F.rms_norm(x.double(), (inputs,), norm.double(), 1e-5)
+    wide = F.linear(normed, weight.double(), bias.double())
+
+    ours, wanted = (
+        Turn(*turns, *torch.full((2, 30, kv_heads, dim), 7.0, dtype=of, device="cuda"), slots)
+        for of in (dtype, torch.float64)
+    )
+    queries = product(x, weight, norm=norm, eps=1e-5, bias=bias, turn=ours)
+    assert_close(queries, turn_and_store(wide, wanted))
+    assert_close(ours.keys, wanted.keys)
+    assert_close(ours.values, wanted.values)
 
 
 @DTYPES

@@ -13,6 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from outrider_runtime.layers.rope import Turn
+
 
 def rotation(positions: Tensor, frequencies: Tensor, magnitude: float) -> tuple[Tensor, Tensor]:
     """Of [tokens] positions and [dim / 2] radians per position: cosines and sines, each [tokens, 1, dim] float32.
@@ -35,18 +37,9 @@ def rotation(positions: Tensor, frequencies: Tensor, magnitude: float) -> tuple[
     return cosines, sines
 
 
-def turn_and_store(
-    qkv: Tensor,
-    turns: tuple[Tensor, Tensor],
-    keys: Tensor,
-    values: Tensor,
-    slots: Tensor,
-    *,
-    norms: tuple[Tensor, Tensor] | None = None,
-    eps: float = 0.0,
-) -> Tensor:
-    """layers.rope.turn_and_store, with rotation()'s `turns` and the norms given by their weights, [dim] each."""
-    kv_heads, dim = keys.shape[1:]
+def turn_and_store(qkv: Tensor, turn: Turn, *, norms: tuple[Tensor, Tensor] | None = None, eps: float = 0.0) -> Tensor:
+    """layers.rope.turn_and_store, turning by what rotation() returned; the norms given by their weights, [dim] each."""
+    kv_heads, dim = turn.keys.shape[1:]
     tokens = qkv.shape[0]
     heads = qkv.shape[1] // dim - 2 * kv_heads
     queries = torch.empty(tokens, heads, dim, dtype=qkv.dtype, device=qkv.device)
@@ -54,11 +47,12 @@ def turn_and_store(
     half = triton.next_power_of_2(dim // 2)
     _turn_and_store[(tokens, (heads + 2 * kv_heads) // group)](
         qkv.contiguous(),
-        *turns,
+        turn.cosines,
+        turn.sines,
         queries,
-        keys,
-        values,
-        slots,
+        turn.keys,
+        turn.values,
+        turn.slots,
         *(norms or (None, None)),
         HEADS=heads,
         KV_HEADS=kv_heads,

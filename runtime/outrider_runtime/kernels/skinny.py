@@ -2,6 +2,8 @@
 
 The weights are the left operand, so that the wide side of the tensor-core instruction is theirs and not the rows'.
 A norm before the product is folded in: a row's sum of squares is taken on the way, and scales its results at the end.
+So are the rotation of queries and keys and the writing of KV behind it: a tile then holds the rows of elements that
+turn with one another.
 
 Starting a kernel's programs while the one before drains (programmatic dependent launch) was tried and does not pay: on
 an H200 all of Llama-3.1-8B but its attention takes 3.95, 4.04 and 4.10 ms for 1, 5 and 16 rows, and 3.95, 4.01 and
@@ -17,6 +19,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from outrider_runtime.layers.rope import Turn
 
 MAX_ROWS = 64
 MAX_TILES = 4096  # of a split product
@@ -65,14 +69,20 @@ def product(
     bias: Tensor | None = None,
     residual: Tensor | None = None,
     gated: bool = False,
+    turn: Turn | None = None,
     plan: Tiling | None = None,
 ) -> Tensor:
     """`residual + act(rms_norm(x) @ weight.T + bias)` of at most 64 rows, accumulated in float32 and rounded once.
 
     x [rows, inputs]; weight [outputs, inputs], or [2 * outputs, inputs] if `gated`: SiLU of the first half's product
     times the second's. norm [inputs], bias [outputs of the weight], residual [rows, outputs]. All of one dtype and
-    contiguous. Returns [rows, outputs]. Products split along the inputs share counters: one stream a device, and the
-    first call outside of a graph's capture. In float16 a norm may overflow here that would not before the product.
+    contiguous. Returns [rows, outputs].
+
+    With a `turn`, by kernels.rope.rotation() and into arrays of the same dtype, what layers.rope.turn_and_store() makes
+    of a product without a residual or gate, but turned before it is rounded.
+
+    Products split along the inputs share counters: one stream a device, and the first call outside of a graph's
+    capture. In float16 a norm may overflow here that would not before the product.
     """
     rows, inputs = x.shape
     if rows > MAX_ROWS:
@@ -82,7 +92,13 @@ def product(
     tiles = triton.cdiv(outputs, plan.width // 2 if gated else plan.width)
     if plan.splits > 1 and tiles > MAX_TILES:
         raise ValueError(f"{tiles} tiles of a split product; at most {MAX_TILES}")
-    out = torch.empty(rows, outputs, dtype=x.dtype, device=x.device)
+    dim = kv_size = None
+    if turn is None:
+        out = torch.empty(rows, outputs, dtype=x.dtype, device=x.device)
+    else:
+        kv_heads, dim = turn.keys.shape[1:]
+        kv_size = kv_heads * dim
+        out = torch.empty(rows, outputs // dim - 2 * kv_heads, dim, dtype=x.dtype, device=x.device)
     partial = squares = counters = None
     if plan.splits > 1:
         partial = torch.empty(plan.splits, tiles, plan.width, rows, dtype=torch.float32, device=x.device)
@@ -98,11 +114,14 @@ def product(
         partial,
         squares,
         counters,
+        *((None,) * 5 if turn is None else (turn.cosines, turn.sines, turn.keys, turn.values, turn.slots)),
         rows,
         OUTPUTS=outputs,
         INPUTS=inputs,
         EPS=eps,
         GATED=gated,
+        DIM=dim,
+        KV_SIZE=kv_size,
         ROWS=max(16, triton.next_power_of_2(rows)),
         WIDTH=plan.width,
         DEPTH=plan.depth,
@@ -130,11 +149,18 @@ def _product(
     partial: tl.tensor,
     part_squares: tl.tensor,
     counters: tl.tensor,
+    cosines: tl.tensor,
+    sines: tl.tensor,
+    keys: tl.tensor,
+    values: tl.tensor,
+    slots: tl.tensor,
     rows: tl.tensor,
     OUTPUTS: tl.constexpr,
     INPUTS: tl.constexpr,
     EPS: tl.constexpr,
     GATED: tl.constexpr,
+    DIM: tl.constexpr,
+    KV_SIZE: tl.constexpr,
     ROWS: tl.constexpr,
     WIDTH: tl.constexpr,
     DEPTH: tl.constexpr,
@@ -144,10 +170,13 @@ def _product(
     STEPS: tl.constexpr = (INPUTS + DEPTH * SPLITS - 1) // (DEPTH * SPLITS)
     tile, split = tl.program_id(0), tl.program_id(1)
     lane = tl.arange(0, WIDTH)
+    HALF: tl.constexpr = WIDTH // 2
     # Past the end they wrap around, so that loads need no mask; such results are not stored.
     if GATED:  # half of the tile's rows are the gate's, the others the same of what it gates
-        HALF: tl.constexpr = WIDTH // 2
         unit = (tile * HALF + lane % HALF) % OUTPUTS + lane // HALF * OUTPUTS
+    elif DIM is not None:  # half are of heads' first halves, the others of what these turn with
+        pair = (tile * HALF + lane % HALF) % (OUTPUTS // 2)
+        unit = _first_of(pair, DIM) + lane // HALF * (DIM // 2)
     else:
         unit = (tile * WIDTH + lane) % OUTPUTS
     row = tl.arange(0, ROWS)
@@ -180,7 +209,26 @@ def _product(
     if SPLITS == 1:
         if norm is not None:
             total *= tl.rsqrt(square / INPUTS + EPS)[None, :]
-        _finish(total, tile, unit, row, rows, out, bias, residual, OUTPUTS, GATED, WIDTH)
+        _finish(
+            total,
+            tile,
+            unit,
+            row,
+            rows,
+            out,
+            bias,
+            residual,
+            cosines,
+            sines,
+            keys,
+            values,
+            slots,
+            OUTPUTS,
+            GATED,
+            DIM,
+            KV_SIZE,
+            WIDTH,
+        )
     else:
         part = partial + tile * WIDTH * rows + lane[:, None] * rows + row[None, :]
         own_squares = part_squares + tile * rows + row
@@ -201,7 +249,26 @@ def _product(
             tl.store(counters + tile, 0)
             if norm is not None:
                 total *= tl.rsqrt(square / INPUTS + EPS)[None, :]
-            _finish(total, tile, unit, row, rows, out, bias, residual, OUTPUTS, GATED, WIDTH)
+            _finish(
+                total,
+                tile,
+                unit,
+                row,
+                rows,
+                out,
+                bias,
+                residual,
+                cosines,
+                sines,
+                keys,
+                values,
+                slots,
+                OUTPUTS,
+                GATED,
+                DIM,
+                KV_SIZE,
+                WIDTH,
+            )
 
 
 @triton.jit
@@ -214,22 +281,95 @@ def _finish(
     out: tl.tensor,
     bias: tl.tensor,
     residual: tl.tensor,
+    cosines: tl.tensor,
+    sines: tl.tensor,
+    keys: tl.tensor,
+    values: tl.tensor,
+    slots: tl.tensor,
     OUTPUTS: tl.constexpr,
     GATED: tl.constexpr,
+    DIM: tl.constexpr,
+    KV_SIZE: tl.constexpr,
     WIDTH: tl.constexpr,
 ) -> None:
-    """Bias, gate, residual, and store a tile's [width, rows] sums."""
+    """Bias, gate, residual or rotation, and store a tile's [width, rows] sums."""
     if bias is not None:
         total += tl.load(bias + unit).to(tl.float32)[:, None]
-    if GATED:
-        HALF: tl.constexpr = WIDTH // 2
-        gate, up = tl.split(tl.permute(tl.reshape(total, [2, HALF, total.shape[1]]), [1, 2, 0]))
-        total = gate * tl.sigmoid(gate) * up
-        column = tile * HALF + tl.arange(0, HALF)
+    if DIM is not None:
+        first, second = _halves(total, WIDTH)
+        _turn_and_store(
+            first,
+            second,
+            tile * (WIDTH // 2) + tl.arange(0, WIDTH // 2),
+            row,
+            rows,
+            out,
+            cosines,
+            sines,
+            keys,
+            values,
+            slots,
+            OUTPUTS,
+            DIM,
+            KV_SIZE,
+        )
     else:
-        column = tile * WIDTH + tl.arange(0, WIDTH)
-    at = row[None, :] * OUTPUTS + column[:, None]
-    stored = (row < rows)[None, :] & (column < OUTPUTS)[:, None]
-    if residual is not None:
-        total += tl.load(residual + at, mask=stored, other=0.0).to(tl.float32)
-    tl.store(out + at, total.to(out.dtype.element_ty), mask=stored)
+        if GATED:
+            gate, up = _halves(total, WIDTH)
+            total = gate * tl.sigmoid(gate) * up
+            column = tile * (WIDTH // 2) + tl.arange(0, WIDTH // 2)
+        else:
+            column = tile * WIDTH + tl.arange(0, WIDTH)
+        at = row[None, :] * OUTPUTS + column[:, None]
+        stored = (row < rows)[None, :] & (column < OUTPUTS)[:, None]
+        if residual is not None:
+            total += tl.load(residual + at, mask=stored, other=0.0).to(tl.float32)
+        tl.store(out + at, total.to(out.dtype.element_ty), mask=stored)
+
+
+@triton.jit
+def _turn_and_store(
+    first: tl.tensor,
+    second: tl.tensor,
+    pair: tl.tensor,
+    row: tl.tensor,
+    rows: tl.tensor,
+    queries: tl.tensor,
+    cosines: tl.tensor,
+    sines: tl.tensor,
+    keys: tl.tensor,
+    values: tl.tensor,
+    slots: tl.tensor,
+    OUTPUTS: tl.constexpr,
+    DIM: tl.constexpr,
+    KV_SIZE: tl.constexpr,
+) -> None:
+    """As kernels.rope does, of pairs' [pairs, rows] first and second elements; a tile may hold heads of each kind."""
+    QUERIES: tl.constexpr = OUTPUTS - 2 * KV_SIZE
+    KEYS_END: tl.constexpr = OUTPUTS - KV_SIZE
+    column = _first_of(pair, DIM)[:, None]
+    present = (row < rows)[None, :] & (column < OUTPUTS)
+    turning = present & (column < KEYS_END)
+    angle = row[None, :] * DIM + (pair % (DIM // 2))[:, None]
+    cosine = tl.load(cosines + angle, mask=turning, other=1.0)
+    sine = tl.load(sines + DIM // 2 + angle, mask=turning, other=0.0)
+    slot = tl.load(slots + row, mask=row < rows, other=-1).to(tl.int64)[None, :]
+    kv_target = tl.where(
+        column < KEYS_END, keys + (slot * KV_SIZE + column - QUERIES), values + (slot * KV_SIZE + column - KEYS_END)
+    )
+    target = tl.where(column < QUERIES, queries + (row[None, :] * QUERIES + column), kv_target)
+    stored = present & ((column < QUERIES) | (slot >= 0))
+    tl.store(target, (first * cosine - second * sine).to(queries.dtype.element_ty), mask=stored)
+    tl.store(target + DIM // 2, (second * cosine + first * sine).to(queries.dtype.element_ty), mask=stored)
+
+
+@triton.jit
+def _halves(total: tl.tensor, WIDTH: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
+    first, second = tl.split(tl.permute(tl.reshape(total, [2, WIDTH // 2, total.shape[1]]), [1, 2, 0]))
+    return first, second
+
+
+@triton.jit
+def _first_of(pair: tl.tensor, DIM: tl.constexpr) -> tl.tensor:
+    """The first output of a pair that turns; the other lies half a head behind it."""
+    return pair // (DIM // 2) * DIM + pair % (DIM // 2)

@@ -1,7 +1,7 @@
 """Linear layers that hold several of a checkpoint's matrices as one, so that a step launches one product for them.
 
-What stands around a product (norm, gate, residual) is asked of it, since on a CUDA device a product of few rows, which
-costs what reading its weights costs, does it on the way.
+What stands around a product (norm, gate, residual, rotation) is asked of it, since on a CUDA device a product of few
+rows, which costs what reading its weights costs, does it on the way.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from outrider_runtime.layers.norm import RMSNorm
+from outrider_runtime.layers.rope import Turn, turn_and_store
 
 SKINNY_ROWS = 16  # up to which our kernel beats the vendor's library
+FOLDED_NORM_ROWS = 16  # up to which norming them again in each program costs less than a kernel before them does
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, norm: RMSNorm | None = None) -> Tensor:
@@ -68,6 +70,12 @@ class MergedLinear(nn.Module):
             return residual if self.bias is None else residual.add_(self.bias)
         return residual + F.linear(x, self.weight, self.bias)
 
+    def turned(self, x: Tensor, norm: RMSNorm | None, turn: Turn, head_norms: tuple[RMSNorm, RMSNorm] | None) -> Tensor:
+        """turn_and_store() of outputs that are the heads of queries, keys and values."""
+        if head_norms is None and _skinny(x):
+            return _skinny_product(x, self.weight, self.bias, norm=norm, turn=turn)
+        return turn_and_store(linear(x, self.weight, self.bias, norm), turn, head_norms)
+
     def shards(self, name: str) -> dict[str, Tensor]:
         """The part of this layer that each of the checkpoint's tensors fills."""
         sizes = list(self.outputs.values())
@@ -94,11 +102,20 @@ def _skinny_product(
     norm: RMSNorm | None = None,
     residual: Tensor | None = None,
     gated: bool = False,
+    turn: Turn | None = None,
 ) -> Tensor:
     from outrider_runtime.kernels.skinny import product
 
-    if norm is not None and x.dtype is torch.float16:  # whose range the weighted, not yet normed rows may leave
+    # float16: the weighted, not yet normed rows may leave its range
+    if norm is not None and (x.dtype is torch.float16 or x.shape[0] > FOLDED_NORM_ROWS):
         x, norm = norm(x), None
-    if norm is None:
-        return product(x, weight, bias=bias, residual=residual, gated=gated)
-    return product(x, weight, norm=norm.weight, eps=norm.eps, bias=bias, residual=residual, gated=gated)
+    return product(
+        x,
+        weight,
+        norm=None if norm is None else norm.weight,
+        eps=0.0 if norm is None else norm.eps,
+        bias=bias,
+        residual=residual,
+        gated=gated,
+        turn=turn,
+    )

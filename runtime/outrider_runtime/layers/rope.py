@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,6 +19,21 @@ from outrider_runtime.models.config import ModelConfig
 
 Scaling = Mapping[str, Any]
 Rotation = tuple[Tensor, Tensor]  # cosines and sines of a step's positions
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What a layer's queries and keys turn by, and where its keys and values are stored.
+
+    `keys` and `values` are the layer's arrays, [cache slots, kv heads, dim]; slots [tokens], negative where nothing is
+    to be stored.
+    """
+
+    cosines: Tensor  # [tokens, 1, dim], as rotate() takes them
+    sines: Tensor
+    keys: Tensor
+    values: Tensor
+    slots: Tensor
 
 
 class RotaryEmbedding:
@@ -55,36 +71,27 @@ def rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
     return torch.addcmul(x * cosines, x.roll(x.shape[-1] // 2, -1), sines)
 
 
-def turn_and_store(
-    qkv: Tensor,
-    rotation: Rotation,
-    keys: Tensor,
-    values: Tensor,
-    slots: Tensor,
-    norms: tuple[RMSNorm, RMSNorm] | None,
-) -> Tensor:
+def turn_and_store(qkv: Tensor, turn: Turn, norms: tuple[RMSNorm, RMSNorm] | None) -> Tensor:
     """From a layer's projection to its attention: rotate queries and keys, store keys and values, return the queries.
 
-    qkv [tokens, (heads + 2 * kv heads) * dim]: the heads of queries, keys, values. keys and values are the layer's
-    arrays, [cache slots, kv heads, dim]; slots [tokens], -1 where nothing is to be stored. `norms`, of the heads of
-    queries and keys, come before the rotation. Returns [tokens, heads, dim].
+    qkv [tokens, (heads + 2 * kv heads) * dim]: the heads of queries, keys, values. `norms`, of the heads of queries
+    and keys, come before the rotation. Returns [tokens, heads, dim].
     """
     if qkv.is_cuda:
         from outrider_runtime.kernels import rope as kernel
 
         if norms is None:
-            return kernel.turn_and_store(qkv, rotation, keys, values, slots)
-        weights = norms[0].weight, norms[1].weight
-        return kernel.turn_and_store(qkv, rotation, keys, values, slots, norms=weights, eps=norms[0].eps)
-    kv_heads, dim = keys.shape[1:]
+            return kernel.turn_and_store(qkv, turn)
+        return kernel.turn_and_store(qkv, turn, norms=(norms[0].weight, norms[1].weight), eps=norms[0].eps)
+    kv_heads, dim = turn.keys.shape[1:]
     split = qkv.view(len(qkv), -1, dim)
     turning, value = split[:, :-kv_heads], split[:, -kv_heads:]
     if norms is not None:
         turning = torch.cat((norms[0](turning[:, :-kv_heads]), norms[1](turning[:, -kv_heads:])), dim=1)
-    turned = rotate(turning, *rotation)
-    stored = slots >= 0
-    keys[slots[stored]] = turned[stored, -kv_heads:]
-    values[slots[stored]] = value[stored]
+    turned = rotate(turning, turn.cosines, turn.sines)
+    stored = turn.slots >= 0
+    turn.keys[turn.slots[stored]] = turned[stored, -kv_heads:]
+    turn.values[turn.slots[stored]] = value[stored]
     return turned[:, :-kv_heads]
 
 

@@ -147,7 +147,7 @@ class FirstLayer(nn.Module):
 
     def forward(self, inputs: Tensor, residual: Tensor, rotation: Rotation, batch: Batch, cache: KVCache) -> Tensor:
         """`residual`, [tokens, hidden], which may be overwritten, plus attention from `inputs`, and then as usual."""
-        hidden = self.attention.added(self.attention.qkv(inputs), residual, rotation, batch, cache)
+        hidden = self.attention.added(inputs, None, residual, rotation, batch, cache)
         result: Tensor = self.mlp(hidden, self.mlp_norm)
         return result
 

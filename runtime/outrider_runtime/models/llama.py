@@ -14,7 +14,7 @@ from outrider_runtime.layers.batch import Batch
 from outrider_runtime.layers.embedding import Embedding
 from outrider_runtime.layers.linear import MergedLinear
 from outrider_runtime.layers.norm import RMSNorm
-from outrider_runtime.layers.rope import RotaryEmbedding, Rotation, turn_and_store
+from outrider_runtime.layers.rope import RotaryEmbedding, Rotation, Turn
 from outrider_runtime.models.causal import CausalLM
 from outrider_runtime.models.config import ModelConfig
 
@@ -126,13 +126,21 @@ class Attention(nn.Module):
 
     def forward(self, hidden: Tensor, norm: RMSNorm, rotation: Rotation, batch: Batch, cache: KVCache) -> Tensor:
         """`hidden`, [tokens, hidden], plus the attention of its norm."""
-        return self.added(self.qkv(hidden, norm), hidden, rotation, batch, cache)
+        return self.added(hidden, norm, hidden, rotation, batch, cache)
 
-    def added(self, qkv: Tensor, residual: Tensor, rotation: Rotation, batch: Batch, cache: KVCache) -> Tensor:
-        """`residual`, [tokens, hidden], plus the attention of these queries, keys and values."""
-        norms = None if self.query_norm is None or self.key_norm is None else (self.query_norm, self.key_norm)
+    def added(
+        self,
+        inputs: Tensor,
+        norm: RMSNorm | None,
+        residual: Tensor,
+        rotation: Rotation,
+        batch: Batch,
+        cache: KVCache,
+    ) -> Tensor:
+        """`residual`, [tokens, hidden], plus the attention of `inputs`, [tokens, inputs], normed first if need be."""
+        head_norms = None if self.query_norm is None or self.key_norm is None else (self.query_norm, self.key_norm)
         keys, values = cache.layers[self.index]
-        query = turn_and_store(qkv, rotation, keys, values, batch.slots, norms)
+        query = self.qkv.turned(inputs, norm, Turn(*rotation, keys, values, batch.slots), head_norms)
         attended = attend(query, keys, values, batch.attention, self.scale)
         return self.output.added(attended.flatten(1), residual)
 

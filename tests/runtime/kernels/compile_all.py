@@ -31,6 +31,7 @@ from outrider_runtime.kernels import (
     tree,
 )
 from outrider_runtime.layers.attention import AttentionShape
+from outrider_runtime.layers.rope import Turn
 from outrider_runtime.sampling.params import SamplingParams
 from outrider_runtime.sampling.table import Mode, SamplingTable
 
@@ -124,6 +125,8 @@ def multiply_all() -> None:
     x, wide, norm_weight = empty(5, 2048), empty(5, 8192), empty(2048)
     skinny.product(x, empty(3072, 2048), norm=norm_weight, eps=1e-5, bias=empty(3072))
     skinny.product(x, empty(16384, 2048), norm=norm_weight, eps=1e-5, gated=True)
+    turn = Turn(*empty(2, 5, 1, 64, dtype=torch.float32), *empty(2, 64, 8, 64), ints(5))
+    skinny.product(x, empty(3072, 2048), norm=norm_weight, eps=1e-5, turn=turn)
     skinny.product(wide, empty(2048, 8192), residual=empty(5, 2048))  # split
     skinny.product(empty(33, 2048), empty(128256, 2048))
     skinny.product(empty(5, 100), empty(61, 100), bias=empty(61), residual=empty(5, 61))
@@ -140,7 +143,8 @@ def surround_all() -> None:
         turns = rope.rotation(ints(TOKENS), empty(dim // 2, dtype=torch.float32), 1.0)
         keys, values = empty(2, 64, 8, dim)
         norms = (empty(dim), empty(dim)) if normed else None
-        rope.turn_and_store(empty(TOKENS, 48 * dim), turns, keys, values, slots, norms=norms, eps=1e-6)
+        turn = Turn(*turns, keys, values, slots)
+        rope.turn_and_store(empty(TOKENS, 48 * dim), turn, norms=norms, eps=1e-6)
 
 
 def sample_all() -> None:

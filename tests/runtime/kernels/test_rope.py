@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from outrider_runtime.kernels.rope import rotation, turn_and_store
-from outrider_runtime.layers.rope import RotaryEmbedding, rotate
+from outrider_runtime.layers.rope import RotaryEmbedding, Turn, rotate
 from outrider_runtime.models.config import ModelConfig
 
 TOKENS, CACHE = 4, 10
@@ -52,7 +52,7 @@ def test_queries_turn_and_keys_and_values_are_stored(heads, kv_heads, dim, norme
     norms = (random_norm(dim, dtype, generator), random_norm(dim, dtype, generator)) if normed else None
     keys, values = torch.full((2, CACHE, kv_heads, dim), 7.0, dtype=dtype)
     slots = torch.tensor([3, 0, -1, 9])
-    turned = turn_and_store(qkv, turns(embedding), keys, values, slots, norms=norms, eps=1e-6)
+    turned = turn_and_store(qkv, Turn(*turns(embedding), keys, values, slots), norms=norms, eps=1e-6)
 
     parts = qkv.double().unflatten(-1, (-1, dim)).split([heads, kv_heads, kv_heads], dim=1)
     angles = [part.double() for part in embedding(POSITIONS, torch.float32)]
