@@ -2,8 +2,9 @@
 
     python benchmarks/kernels_linear.py [stack] [products] [around] [--model 8b|1b] [--rows 1 5 16]
 
-`stack` is a whole model without its attention, by ways of doing it; `products` every matrix by itself, the library's
-product beside ours by the rule's tiling and by others; `around` what few large batches need besides products.
+`stack` is a whole model without its attention, by ways of doing it; `products` every matrix by itself with what
+surrounds it, the library's product and the kernels around that beside ours, by the rule's tiling and by others, the
+fastest first; `around` what few large batches need besides products.
 """
 
 from __future__ import annotations
@@ -11,10 +12,8 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
-from functools import partial
+from operator import itemgetter
 from statistics import median
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,15 +22,58 @@ from torch.nn import functional as F
 from outrider_runtime.kernels.activation import silu_gate
 from outrider_runtime.kernels.norm import rms_norm
 from outrider_runtime.kernels.rope import turn_and_store
-from outrider_runtime.kernels.skinny import Tiling, product, tiling
+from outrider_runtime.kernels.skinny import WAVE, Tiling, product, tiling
 from outrider_runtime.kv.cache import KVCache
 from outrider_runtime.layers import linear
 from outrider_runtime.layers.batch import Batch
+from outrider_runtime.layers.rope import Turn
 from outrider_runtime.models import llama
 from outrider_runtime.models.config import ModelConfig
 
 ROWS = (1, 2, 5, 8, 16, 32, 64)
 COLD = 256 << 20  # bytes of weights between two uses of the same: L2 holds 50 MB
+SHARED_MEMORY = 227 << 10  # bytes of an H100's or H200's multiprocessor
+# Tilings to try, less their splits: [up to 16 rows, many outputs] -> width, depth, stages, warps
+TILES = {
+    (True, True): [
+        (64, 256, 4, 4),
+        (64, 512, 2, 4),
+        (128, 128, 4, 8),
+        (128, 256, 2, 8),
+        (128, 64, 5, 4),
+        (256, 64, 5, 8),
+        (256, 128, 3, 8),
+    ],
+    (True, False): [
+        (32, 256, 4, 4),
+        (32, 512, 3, 4),
+        (64, 128, 5, 4),
+        (64, 256, 3, 4),
+        (64, 256, 5, 4),
+        (64, 512, 2, 4),
+        (128, 128, 4, 8),
+    ],
+    (False, True): [
+        (64, 128, 4, 4),
+        (64, 256, 4, 4),
+        (128, 64, 5, 4),
+        (128, 128, 4, 8),
+        (128, 128, 5, 8),
+        (128, 128, 5, 4),
+        (256, 64, 5, 8),
+        (256, 128, 3, 8),
+    ],
+    (False, False): [
+        (32, 256, 4, 4),
+        (64, 128, 4, 4),
+        (64, 128, 8, 4),
+        (64, 256, 4, 4),
+        (128, 64, 5, 4),
+        (128, 128, 5, 4),
+        (128, 128, 5, 8),
+        (128, 256, 2, 8),
+    ],
+}
 LLAMA3 = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -71,16 +113,16 @@ def stack(name: str, config: ModelConfig, rows: Iterable[int]) -> None:
     )
     cache = KVCache(config, 8, 16, torch.bfloat16, "cuda")
     print(f"\n{name} stack, ms; {size / 1e9:.2f} GB of weights, {size / 4.3e9:.2f} ms at 4.3 TB/s")
-    ways = {"library": 0, "fused": 64}  # rows up to which products are our kernel's
+    ways = {"library": (0, True), "turned apart": (64, False), "fused": (64, True)}
     print("rows".rjust(5), *(way.rjust(14) for way in ways))
     for count in rows:
         ids = torch.arange(count, device="cuda")
         batch = Batch(token_ids=ids, positions=ids + 100, slots=ids, attention=())
         times = []
-        for limit in ways.values():
-            with _skinny_up_to(limit):
+        for limit, turned in ways.values():
+            with _fused(limit, turned):
                 times.append(timed(lambda batch=batch: model.logits(model(batch, cache))))
-        print(str(count).rjust(5), *(f"{time / 1e3:14.3f}" for time in times))
+        print(str(count).rjust(5), *(f"{time / 1e3:14.3f}" for time in times), flush=True)
 
 
 @torch.inference_mode()
@@ -94,28 +136,18 @@ def products(name: str, config: ModelConfig, rows: Iterable[int]) -> None:
         "down": (hidden, ffn),
         "head": (config.vocab_size, hidden),
     }
+    print(f"\n{name} products, us and TB/s; ours: width, depth, splits, stages, warps, * if the rule's")
     for matrix, (outputs, inputs) in shapes.items():
         copies = -(-COLD // (outputs * inputs * 2))
         weights = [torch.randn(outputs, inputs, dtype=torch.bfloat16, device="cuda") for _ in range(copies)]
-        norm = torch.ones(inputs, dtype=torch.bfloat16, device="cuda")
-        print(f"\n{name} {matrix} {outputs} x {inputs}, us and TB/s; others: width, depth, splits, stages, warps")
         for count in rows:
-            x = torch.randn(count, inputs, dtype=torch.bfloat16, device="cuda")
-            residual = torch.randn(count, outputs, dtype=torch.bfloat16, device="cuda")
-            fused = {
-                "qkv": {"norm": norm},
-                "gate_up": {"norm": norm, "gated": True},
-                "o": {"residual": residual},
-                "down": {"residual": residual},
-                "head": {},
-            }[matrix]
-            rule = tiling(outputs, inputs, count, x.dtype, alone=matrix in ("o", "down", "head"))
-            library = timed(lambda x=x, ws=weights: [F.linear(x, w) for w in ws]) / copies
-            line = [f"library {_speed(library, weights[0])}"]
-            for plan in (rule, *_others(rule, few=count <= 16)):
-                time = timed(partial(_all, x, weights, plan, fused)) / copies
-                line.append(f"{'ours' if plan is rule else _words(plan)} {_speed(time, weights[0])}")
-            print(str(count).rjust(5), " | ".join(line), flush=True)
+            work = Work(matrix, config, outputs, inputs, count)
+            times = {"library": timed(lambda work=work, ws=weights: [work.library(w) for w in ws]) / copies}
+            for plan in work.plans():
+                label = _words(plan) + ("*" if plan == work.rule else "")
+                times[label] = timed(lambda work=work, ws=weights, plan=plan: [work.ours(w, plan) for w in ws]) / copies
+            line = (f"{label} {_speed(time, weights[0])}" for label, time in sorted(times.items(), key=itemgetter(1)))
+            print(matrix.rjust(8), str(count).rjust(3), " | ".join(line), flush=True)
 
 
 @torch.inference_mode()
@@ -130,8 +162,9 @@ def around(name: str, config: ModelConfig, _: Iterable[int]) -> None:
         residual = torch.zeros(count, hidden, dtype=torch.bfloat16, device="cuda")
         merged = torch.randn(count, 2 * ffn, dtype=torch.bfloat16, device="cuda")
         qkv = torch.randn(count, (heads + 2 * kv_heads) * config.head_dim, dtype=torch.bfloat16, device="cuda")
-        turns = tuple(torch.ones(count, 1, config.head_dim, device="cuda") for _ in range(2))
-        slots = torch.arange(count, device="cuda")
+        turn = Turn(
+            *torch.ones(2, count, 1, config.head_dim, device="cuda"), *cache, torch.arange(count, device="cuda")
+        )
         weight = torch.ones(hidden, dtype=torch.bfloat16, device="cuda")
         works: list[Callable[[], object]] = [
             lambda x=x: [F.linear(x, w) for w in down],
@@ -139,13 +172,62 @@ def around(name: str, config: ModelConfig, _: Iterable[int]) -> None:
             lambda x=x, r=residual: [r.addmm_(x, w.T) for w in down],
             lambda r=residual, w=weight: [rms_norm(r, w, 1e-5) for _ in down],
             lambda m=merged: [silu_gate(m) for _ in down],
-            lambda q=qkv, t=turns, s=slots: [turn_and_store(q, t, *cache, s) for _ in down],
+            lambda q=qkv, t=turn: [turn_and_store(q, t) for _ in down],
         ]
         print(str(count).rjust(5), " | ".join(f"{timed(work) / len(down):8.2f}" for work in works))
 
 
-def _all(x: Tensor, weights: list[Tensor], plan: Tiling, fused: dict[str, Any]) -> list[Tensor]:
-    return [product(x, weight, plan=plan, **fused) for weight in weights]
+class Work:
+    """One matrix's product with `rows` rows and all that a model does around it, either way."""
+
+    def __init__(self, matrix: str, config: ModelConfig, outputs: int, inputs: int, rows: int) -> None:
+        def random(*shape: int) -> Tensor:
+            return torch.randn(shape, dtype=torch.bfloat16, device="cuda")
+
+        self.outputs = outputs
+        self.x = random(rows, inputs)
+        self.norm = torch.ones_like(self.x[0]) if matrix in ("qkv", "gate_up") else None
+        self.gated = matrix == "gate_up"
+        self.residual = random(rows, outputs) if matrix in ("o", "down") else None
+        self.turn: Turn | None = None
+        if matrix == "qkv":
+            slots = torch.arange(rows, device="cuda")
+            arrays = KVCache(config, 8, 16, torch.bfloat16, "cuda").layers[0]
+            self.turn = Turn(*torch.ones(2, rows, 1, config.head_dim, device="cuda"), *arrays, slots)
+        self.fold = rows <= linear.FOLDED_NORM_ROWS
+        alone = not self.gated and (self.norm is None or not self.fold)
+        self.rule = tiling(outputs, inputs, rows, torch.bfloat16, alone)
+
+    def plans(self) -> list[Tiling]:
+        """The rule's, and others of about one wave each."""
+        few = len(self.x) <= 16
+        others = []
+        for width, depth, stages, warps in TILES[few, self.outputs >= 96 * 128]:
+            step = (width + (16 if few else 32)) * depth * self.x.element_size()
+            together = 2 if 2 * stages * step <= SHARED_MEMORY else 1  # programs of a multiprocessor
+            splits = 1
+            while (
+                2 * splits * -(-self.outputs // width) <= WAVE * together and self.x.shape[1] >= 2 * splits * 2 * depth
+            ):
+                splits *= 2
+            others.append(Tiling(width, depth, splits, stages, warps))
+        return [self.rule, *(plan for plan in others if plan != self.rule)]
+
+    def library(self, weight: Tensor) -> Tensor:
+        x = self.x if self.norm is None else rms_norm(self.x, self.norm, 1e-5)
+        if self.residual is not None:
+            return self.residual.addmm_(x, weight.T)
+        result = F.linear(x, weight)
+        if self.gated:
+            return silu_gate(result)
+        return result if self.turn is None else turn_and_store(result, self.turn)
+
+    def ours(self, weight: Tensor, plan: Tiling) -> Tensor:
+        x, norm = self.x, self.norm
+        if norm is not None and not self.fold:
+            x, norm = rms_norm(x, norm, 1e-5), None
+        fused = {"residual": self.residual, "gated": self.gated, "turn": self.turn}
+        return product(x, weight, norm=norm, eps=1e-5, plan=plan, **fused)
 
 
 def timed(work: Callable[[], object], replays: int = 21) -> float:
@@ -168,23 +250,16 @@ def timed(work: Callable[[], object], replays: int = 21) -> float:
 
 
 @contextmanager
-def _skinny_up_to(limit: int) -> Iterator[None]:
-    before = linear.SKINNY_ROWS, llama.attend
+def _fused(limit: int, turned: bool) -> Iterator[None]:
+    """Products of up to `limit` rows are our kernel's, which turns queries and keys itself or leaves it to another."""
+    before = linear.SKINNY_ROWS, linear.MergedLinear.turned, llama.attend
     linear.SKINNY_ROWS, llama.attend = limit, lambda query, *_: query
+    if not turned:
+        linear.MergedLinear.turned = lambda layer, x, norm, turn, _: turn_and_store(layer(x, norm), turn)
     try:
         yield
     finally:
-        linear.SKINNY_ROWS, llama.attend = before
-
-
-def _others(rule: Tiling, few: bool) -> list[Tiling]:
-    """A few neighbours of the rule's choice."""
-    if rule.width == 128:
-        others = [replace(rule, width=64, warps=4, stages=4), replace(rule, stages=4)]
-        return [*others, replace(rule, width=64, depth=256, warps=4), replace(rule, warps=4)] if few else others
-    other_width = replace(rule, width=96 - rule.width)  # 32 for 64, 64 for 32
-    others = [replace(rule, depth=384 - rule.depth, stages=4 if rule.depth == 256 else 3), other_width]
-    return [*others, replace(rule, stages=rule.stages + 1), replace(rule, warps=8)] if few else others
+        linear.SKINNY_ROWS, linear.MergedLinear.turned, llama.attend = before
 
 
 def _words(plan: Tiling) -> str:
