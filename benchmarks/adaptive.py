@@ -350,6 +350,7 @@ def make_site(options: Namespace, pair: str, target: LlamaForCausalLM, circle: C
             num_speculative_tokens=options.num_speculative_tokens,
             max_batched_tokens=options.max_batched_tokens,
             accepted_length=None,
+            tree_top_k=None,
         ),
         target,
         draft,

@@ -1,19 +1,22 @@
 """Decode speed of the engine by itself, on synthetic weights of a named shape: `python benchmarks/decode.py --help`.
 
 The rate is that of peers' tables: for each concurrency, all prompts are given at once, and the time to `--output`
-tokens each less the time to a few is what `--output` less those few took. Medians of `--repeats`.
+tokens each less the time to a few is what `--output` less those few took. Medians of `--repeats`. Each method and
+length of prompts has an engine of its own, whose graphs are captured before anything is measured.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import random
 import statistics
 import subprocess
+import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -21,20 +24,33 @@ from typing import TypeVar
 
 import torch
 
-from outrider_runtime.config import HEADS, CacheConfig, EngineConfig, SchedulerConfig, SourceConfig, SpeculationConfig
+from outrider_runtime.config import (
+    HEADS,
+    CacheConfig,
+    EngineConfig,
+    SchedulerConfig,
+    SourceConfig,
+    SpeculationConfig,
+    TreeConfig,
+    tree_fault,
+)
+from outrider_runtime.engine.capture import FEW_QUERIES, Draft, DraftRead, Extend, Forward, Program, Sample, rest
 from outrider_runtime.engine.engine import Engine
 from outrider_runtime.engine.messages import AddRequest
+from outrider_runtime.graphs import bucket
 from outrider_runtime.models.causal import Weighted
-from outrider_runtime.models.config import model_config
+from outrider_runtime.models.config import ModelConfig, model_config
 from outrider_runtime.models.eagle import EagleHead
 from outrider_runtime.models.eagle_config import EagleShape
 from outrider_runtime.models.llama import LlamaForCausalLM
 from outrider_runtime.models.medusa_config import MedusaShape
 from outrider_runtime.models.registry import make_draft
 from outrider_runtime.sampling.params import SamplingParams
+from outrider_runtime.sampling.table import Mode
 from outrider_runtime.speculation.policy import Policy
 
 FEW = 16  # tokens of the shorter run
+SHARPNESS = 6.0  # spread of a head's logits: as sure of its first token as a trained one, so that its trees grow deep
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
     "vocab_size": 128256,
@@ -80,17 +96,18 @@ SHAPES = {
 class Row:
     """One line of the results. Times are medians; `step_ms` is of the decoding between the two lengths."""
 
-    shape: str
+    shape: str  # of SHAPES, the target's
     method: str
-    draft: str | None
-    k: int
-    concurrency: int
-    input: int
-    output: int
-    accepted_length: float | None
-    tokens_per_second: float
+    draft: str | None  # shape of the draft model
+    k: int  # tokens drafted one behind the other: of a tree, its depth
+    tree: tuple[int, int] | None  # candidates behind each token, and tokens of the whole; None: chains
+    concurrency: int  # requests at once
+    input: int  # tokens of each prompt
+    output: int  # tokens of each request in the time that is measured
+    accepted_length: float | None  # tokens that a step was made to yield each request: of a tree, its walked path
+    tokens_per_second: float  # of all requests, while they decode
     step_ms: float
-    tokens_per_step: float
+    tokens_per_step: float  # each request's; less than the accepted length where what was drafted is shorter
     first_tokens_seconds: float  # until every request has its first token
 
 
@@ -99,25 +116,32 @@ def synthetic(shape: str, dtype: torch.dtype, device: str) -> LlamaForCausalLM:
     return at_random(LlamaForCausalLM(model_config(SHAPES[shape]), dtype, device))
 
 
-def synthetic_head(method: str, target: LlamaForCausalLM) -> Weighted:
+def head_config(method: str, target: ModelConfig) -> ModelConfig:
     """Of the target's shape, as heads are published: EAGLE-3 drafts 32,000 tokens from three layers, EAGLE-1 with the
     target's own output layer; Medusa has five heads of one block."""
-    config, hidden = target.config, target.config.hidden_size
+    hidden, layers = target.hidden_size, target.num_layers
     shape: EagleShape | MedusaShape
     if method == "medusa":
         shape = MedusaShape(heads=5, blocks=1)
     elif method == "eagle":
         shape = EagleShape(1, 2 * hidden, hidden, "layers.0")
     else:
-        layers = config.num_layers
         tapped = (min(2, layers), layers // 2, max(0, layers - 3))
-        rows = min(32_000, config.vocab_size)
+        rows = min(32_000, target.vocab_size)
         shape = EagleShape(3, 3 * hidden, hidden, "midlayer", tapped, head_rows=rows, mapped=True)
-    layers = 0 if method == "medusa" else 1
-    head = at_random(make_draft(replace(config, num_layers=layers, head=shape), target.dtype, target.device))
-    if isinstance(head, EagleHead) and shape.head_rows:  # every fourth token, or so
-        rows = torch.arange(shape.head_rows, device=target.device)
-        head.offsets.copy_(rows * (config.vocab_size // shape.head_rows) - rows)
+    return replace(target, num_layers=0 if method == "medusa" else 1, head=shape)
+
+
+@torch.no_grad()
+def synthetic_head(method: str, target: LlamaForCausalLM) -> Weighted:
+    """Random, but for that an EAGLE head is about as sure of what it drafts as a trained one."""
+    head = at_random(make_draft(head_config(method, target.config), target.dtype, target.device))
+    if isinstance(head, EagleHead):
+        output = target.head if head.head is None else head.head
+        output.weight.mul_(SHARPNESS)
+        if rows := head.shape.head_rows:  # every fourth token, or so
+            ids = torch.arange(rows, device=target.device)
+            head.offsets.copy_(ids * (target.config.vocab_size // rows) - ids)
     return head
 
 
@@ -135,6 +159,12 @@ def at_random(model: M) -> M:
     return model.eval()
 
 
+def tree_of(options: argparse.Namespace) -> TreeConfig | None:
+    if options.method not in HEADS or options.tree_top_k is None:
+        return None
+    return TreeConfig(options.tree_top_k, options.tree_max_tokens)
+
+
 def make_engine(options: argparse.Namespace, target: LlamaForCausalLM, draft: Weighted | None) -> Engine:
     longest = options.input + options.output + 64
     block_size = 16
@@ -145,6 +175,7 @@ def make_engine(options: argparse.Namespace, target: LlamaForCausalLM, draft: We
         speculation=SpeculationConfig(
             method="draft-model" if options.method == "none" else options.method,
             max_tokens=options.num_speculative_tokens,
+            tree=tree_of(options),
         ),
         cache=CacheConfig(block_size=block_size, num_blocks=blocks, prefix_caching=False),
         scheduler=SchedulerConfig(max_concurrency=most, max_batched_tokens=options.max_batched_tokens),
@@ -157,6 +188,50 @@ def make_engine(options: argparse.Namespace, target: LlamaForCausalLM, draft: We
     engine = Engine(config, target, draft, max_model_len=longest)
     engine.force_accepted_length(options.accepted_length)
     return engine
+
+
+def capture(engine: Engine, met: Callable[[Program], bool]) -> None:
+    """The graphs of these programs, of all that a server captures sooner or later. Whatever else is met is captured
+    when it is, which takes a tenth of a second of what is measured then."""
+    begin, runner = time.perf_counter(), engine._runner  # benchmarks may
+    runner._uncaptured = [program for program in reversed(rest(runner.widths, [])) if met(program)]
+    while engine.idle():
+        pass
+    print(f"{len(graphs(engine))} graphs in {time.perf_counter() - begin:.1f} s", file=sys.stderr, flush=True)
+
+
+def graphs(engine: Engine) -> set[Program]:
+    """That have been captured."""
+    return set(engine._runner._graphs._graphs)
+
+
+def met_by(options: argparse.Namespace, engine: Engine) -> Callable[[Program], bool]:
+    """Whether requests as these can meet a program: they end at different steps, so any number of them may be left."""
+    runner, most = engine._runner, max(options.concurrency)
+    widths, mode = runner.widths, Mode.NOISE if options.temperature else Mode.GREEDY
+    decoding = most * (1 + (runner.draft_sizes[-1] if runner.proposer else 0))
+    everything = most * options.input + decoding
+
+    def up_to(widths: Sequence[int], width: int) -> int:
+        return bucket(widths, min(width, widths[-1]))
+
+    def met(program: Program) -> bool:
+        match program:
+            case Forward(tokens, small, narrow):
+                return tokens <= up_to(
+                    widths.tokens, most if narrow else decoding + FEW_QUERIES if small else everything
+                )
+            case Extend(tokens, small):
+                return tokens <= up_to(widths.tokens, decoding + FEW_QUERIES if small else everything)
+            case DraftRead(tokens):
+                return tokens <= up_to(widths.tokens, everything)
+            case Sample(rows, of):
+                return of is mode and rows <= up_to(widths.rows, decoding)
+            case Draft(_, length, of):
+                fixed = bucket(widths.lengths, options.num_speculative_tokens)
+                return of is mode and (options.adaptive or length == fixed)
+
+    return met
 
 
 @dataclass
@@ -192,9 +267,10 @@ def run(
 
 
 def measure(options: argparse.Namespace, engine: Engine, vocab_size: int) -> Iterator[Row]:
+    tree = tree_of(options)
     for concurrency in options.concurrency:
-        for output in (FEW, FEW + options.output):
-            run(engine, concurrency, options.input, output, vocab_size, options.temperature)  # captures graphs
+        run(engine, concurrency, min(options.input, 128), FEW, vocab_size, options.temperature)
+        known = graphs(engine)
         rates, steps, firsts, yields = [], [], [], []
         for _ in range(options.repeats):
             short = run(engine, concurrency, options.input, FEW, vocab_size, options.temperature)
@@ -204,15 +280,18 @@ def measure(options: argparse.Namespace, engine: Engine, vocab_size: int) -> Ite
             steps.append(1000 * seconds / max(1, long.steps - short.steps))
             yields.append((long.tokens - short.tokens) / max(1, long.steps - short.steps) / concurrency)
             firsts.append(long.first_tokens)
+        if late := graphs(engine) - known:
+            print(f"captured while {concurrency} streams were measured: {late}", file=sys.stderr, flush=True)
         yield Row(
             shape=options.shape,
             method=options.method,
             draft=options.draft_shape if options.method == "draft-model" else None,
             k=0 if options.method == "none" else options.num_speculative_tokens,
+            tree=None if tree is None else (tree.top_k, tree.max_tokens),
             concurrency=concurrency,
             input=options.input,
             output=options.output,
-            accepted_length=options.accepted_length,
+            accepted_length=None if options.method == "none" else options.accepted_length,
             tokens_per_second=round(statistics.median(rates), 1),
             step_ms=round(statistics.median(steps), 3),
             tokens_per_step=round(statistics.median(yields), 3),
@@ -248,17 +327,21 @@ def profile(options: argparse.Namespace, engine: Engine, vocab_size: int, steps:
             )
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shape", choices=SHAPES, default="llama-8b")
-    parser.add_argument("--method", choices=["none", "ngram", "suffix", "draft-model", *HEADS], default="none")
+    parser.add_argument(
+        "--method", nargs="+", choices=["none", "ngram", "suffix", "draft-model", *HEADS], default=["none"]
+    )
     parser.add_argument("--draft-shape", choices=SHAPES, default="llama-1b")
     parser.add_argument("--num-speculative-tokens", type=int, default=4)
+    parser.add_argument("--tree-top-k", type=int, metavar="K", help="heads draft trees: candidates behind each token")
+    parser.add_argument("--tree-max-tokens", type=int, metavar="N", help="tokens of a tree")
     parser.add_argument("--adaptive", action="store_true", help="draft up to that many tokens, as it pays")
     parser.add_argument("--accepted-length", type=float, help="tokens a step yields on average, whatever is drafted")
     parser.add_argument("--temperature", type=float, default=0.0, help="1.0: texts in which nothing occurs again")
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 4, 16, 64, 128, 256])
-    parser.add_argument("--input", type=int, default=128)
+    parser.add_argument("--input", type=int, nargs="+", default=[128])
     parser.add_argument("--output", type=int, default=256)
     parser.add_argument("--max-batched-tokens", type=int, default=2048)
     parser.add_argument("--repeats", type=int, default=3)
@@ -266,19 +349,39 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", type=Path, help="append the rows to this file's list")
     parser.add_argument("--profile", action="store_true", help="print the costliest kernels instead")
     options = parser.parse_args(arguments)
+    if (options.tree_top_k is None) != (options.tree_max_tokens is None):
+        parser.error("--tree-top-k and --tree-max-tokens are given together or not at all")
+    if options.tree_top_k is not None and (
+        fault := tree_fault(options.tree_top_k, options.num_speculative_tokens, options.tree_max_tokens)
+    ):
+        parser.error(f"--tree-max-tokens {options.tree_max_tokens} makes {fault}")
+    return options
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = parse(arguments)
     dtype = torch.bfloat16 if options.device == "cuda" else torch.float32
-    target = synthetic(options.shape, dtype, options.device)
-    draft: Weighted | None = None
-    if options.method in HEADS:
-        draft = synthetic_head(options.method, target)
-    elif options.method == "draft-model":
-        draft = synthetic(options.draft_shape, dtype, options.device)
+    for method in options.method:
+        target = synthetic(options.shape, dtype, options.device)
+        draft: Weighted | None = None
+        if method in HEADS:
+            draft = synthetic_head(method, target)
+        elif method == "draft-model":
+            draft = synthetic(options.draft_shape, dtype, options.device)
+        for length in options.input:
+            bench(argparse.Namespace(**vars(options) | {"method": method, "input": length}), target, draft)
+            gc.collect()
+            if options.device == "cuda":
+                torch.cuda.empty_cache()
+
+
+def bench(options: argparse.Namespace, target: LlamaForCausalLM, draft: Weighted | None) -> None:
+    """One method and length of prompts."""
     engine = make_engine(options, target, draft)
-    if options.adaptive:
+    if options.adaptive and engine._calibration is not None:
         engine.set_policy(Policy(num_speculative_tokens=options.num_speculative_tokens))
-        engine.capture(print)
-        while engine.idle():
-            pass
+        engine._calibration.begin()
+    capture(engine, met_by(options, engine))
     if options.profile:
         profile(options, engine, target.config.vocab_size)
         return

@@ -1,19 +1,45 @@
 #!/usr/bin/env bash
-# The decoding table on one GPU, in a few minutes: `hack/gpu_bench.sh RESULTS.json`, to which rows are appended.
-# Settings are those of the peers' tables it is compared with (README, "Figures"). Where the tree was copied without its
-# history, COMMIT says which it is.
+# Decoding speeds on one GPU: `hack/gpu_bench.sh RESULTS.json [PART...]`, to which rows are appended; all parts take some
+# minutes, each about one. Settings are those of the peers' tables it is compared with (README, "Figures"). Where the
+# tree was copied without its history, COMMIT says which it is.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source hack/gpu_env.sh
 RESULTS=$1
+shift
 decode() { "$PYTHON" benchmarks/decode.py --json "$RESULTS" "$@"; }
-decode --method none --repeats 3
-decode --method draft-model --accepted-length 3.35 --repeats 3
-decode --method ngram --accepted-length 3.35 --repeats 3
+
+plain() { decode --method none; }
+draft() { decode --method draft-model --accepted-length 3.35; }
+ngram() { decode --method ngram --accepted-length 3.35; }
+eagle3() { decode --method eagle3 --accepted-length 3.35; }
+
+# Chains and trees of the same depth, at the same accepted length: what a tree costs, which it has to accept more for.
+heads() {
+    local few=(--method eagle medusa --accepted-length 3.35 --concurrency 1 4)
+    decode "${few[@]}"
+    decode "${few[@]}" --tree-top-k 8 --tree-max-tokens 32
+}
+
 # Prompts: time until all have their first token.
-for input in 512 1024 4096 8192; do
-    decode --method none --concurrency 1 --input "$input" --output 16 --repeats 5
-done
-decode --method none --concurrency 16 --input 4096 --output 16 --repeats 3
+prefill() {
+    decode --method none --concurrency 1 --input 512 1024 4096 8192 --output 16 --repeats 5
+    decode --method none --concurrency 16 --input 4096 --output 16 --repeats 3
+}
+
 # Decoding behind long prompts.
-decode --method none --concurrency 1 16 64 --input 4096 --output 256 --repeats 1
+long() { decode --method none eagle3 --accepted-length 3.35 --concurrency 1 16 64 --input 4096 --repeats 1; }
+
+# Drafts from texts in which nothing occurs again: what looking for them costs.
+nomatch() { decode --method none ngram suffix --temperature 1 --concurrency 1 16 64 --repeats 2; }
+
+PARTS=(plain draft ngram eagle3 heads prefill long nomatch)
+[[ $# -gt 0 ]] || set -- "${PARTS[@]}"
+for part in "$@"; do
+    [[ " ${PARTS[*]} " == *" $part "* ]] || { echo "no part $part; there are ${PARTS[*]}" >&2; exit 2; }
+done
+for part in "$@"; do
+    begin=$SECONDS
+    "$part"
+    echo "$part: $((SECONDS - begin)) s" >&2
+done

@@ -1,0 +1,73 @@
+"""The decoding benchmark captures what it can meet before it measures, and its rows say what was measured."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Hashable
+
+import pytest
+import torch
+from benchmarks.decode import main
+
+from outrider_runtime.config import HEADS
+from outrider_runtime.engine import runner
+
+SMALL = [
+    *("--shape", "tiny", "--draft-shape", "tiny", "--device", "cpu", "--concurrency", "1", "6"),
+    *("--input", "21", "--output", "24", "--repeats", "1", "--max-batched-tokens", "64"),
+]
+TREE = ["--tree-top-k", "3", "--tree-max-tokens", "12"]
+
+
+class Recorded:
+    """Runs programs as they are, padded as graphs are."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.active = True
+        self._graphs: dict[Hashable, None] = {}
+
+    def run(self, key: Hashable, program: Callable[[], None]) -> None:
+        self._graphs[key] = None
+        program()
+
+    def __len__(self) -> int:
+        return len(self._graphs)
+
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._graphs
+
+
+def rows(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[list[dict], str]:
+    main([*SMALL, *arguments])
+    out, err = capsys.readouterr()
+    return [json.loads(line) for line in out.splitlines()], err
+
+
+@pytest.mark.parametrize(
+    ("method", "more"),
+    [
+        *((method, []) for method in ("none", "draft-model", *HEADS)),
+        *((head, TREE) for head in HEADS),
+        ("ngram", ["--temperature", "1"]),
+    ],
+)
+def test_nothing_is_captured_while_it_is_measured(monkeypatch, capsys, method, more):
+    monkeypatch.setattr(runner, "Graphs", Recorded)
+    found, said = rows(capsys, "--method", method, "--accepted-length", "2.5", *more)
+    assert [row["concurrency"] for row in found] == [1, 6]
+    assert "graphs in" in said
+    assert "captured while" not in said, said
+
+
+def test_a_tree_yields_the_length_that_was_asked_for_and_its_row_names_it(capsys):
+    found, _ = rows(capsys, "--method", "none", *HEADS, *TREE, "--accepted-length", "3.0")
+    assert [row["tree"] for row in found] == [None, None, *[[3, 12]] * 6]
+    assert [row["accepted_length"] for row in found] == [None, None, *[3.0] * 6]
+    assert [row["tokens_per_step"] for row in found if row["concurrency"] == 1] == [1.0, 3.0, 3.0, 3.0]
+
+
+@pytest.mark.parametrize("shape", [["--tree-top-k", "3"], ["--tree-top-k", "8", "--tree-max-tokens", "9"]])
+def test_a_tree_that_cannot_grow_is_refused(capsys, shape):
+    with pytest.raises(SystemExit):
+        main([*SMALL, "--method", "eagle", *shape])
+    assert "--tree-max-tokens" in capsys.readouterr().err
