@@ -62,6 +62,15 @@ def gated(merged: torch.Tensor) -> torch.Tensor:
     return F.silu(gate) * up
 
 
+def turn(rows: int, kv_heads: int, dim: int, dtype: torch.dtype) -> Turn:
+    """With some slots negative, and the same whenever it is asked for."""
+    config = ModelConfig("LlamaForCausalLM", 8, dim, dim, 1, 1, 1, dim, 131072)
+    turns = rotation(torch.arange(rows, device="cuda") * 3000, RotaryEmbedding(config, "cuda").frequencies, 1.0)
+    slots = torch.arange(rows, 0, -1, device="cuda")
+    slots[1::4] = -1
+    return Turn(*turns, *torch.full((2, rows + 1, kv_heads, dim), 7.0, dtype=dtype, device="cuda"), slots)
+
+
 @pytest.mark.parametrize(("outputs", "inputs", "rows", "dtype"), PRODUCTS)
 def test_products_and_what_they_fuse(outputs, inputs, rows, dtype):
     x, weight = random(rows, inputs, dtype=dtype), random(outputs, inputs, dtype=dtype, scale=inputs**-0.5)
@@ -152,28 +161,24 @@ def test_rotation_norms_and_kv_writes(heads, kv_heads, dim, normed, dtype):
     assert (values[written[~kept]] == 7).all()
 
 
-@DTYPES
 @pytest.mark.parametrize("rows", [1, 5, 16, 20])
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "dim", "inputs"), [(32, 8, 128, 4096), (32, 8, 64, 2048), (14, 2, 64, 896), (32, 32, 96, 64)]
+    ("heads", "kv_heads", "dim", "inputs", "dtype"),
+    [
+        (32, 8, 128, 4096, torch.bfloat16),
+        (32, 8, 64, 2048, torch.bfloat16),
+        *((14, 2, 64, 896, dtype) for dtype in TOLERANCE),
+        *((4, 4, 96, 64, dtype) for dtype in TOLERANCE),
+    ],
 )
 def test_a_product_turns_and_stores_as_the_kernel_behind_it_does(heads, kv_heads, dim, inputs, rows, dtype):
-    frequencies = RotaryEmbedding(
-        ModelConfig("LlamaForCausalLM", 8, dim, dim, 1, 1, 1, dim, 131072), "cuda"
-    ).frequencies
-    turns = rotation(torch.arange(rows, device="cuda") * 3000, frequencies, 1.0)
     outputs = (heads + 2 * kv_heads) * dim
     x, weight = random(rows, inputs, dtype=dtype), random(outputs, inputs, dtype=dtype, scale=inputs**-0.5)
     norm, bias = random(inputs, dtype=dtype), random(outputs, dtype=dtype)
-    slots = torch.randperm(30)[:rows].cuda()
-    slots[1::4] = -1
     normed = F.rms_norm(x.double(), (inputs,), norm.double(), 1e-5)
     wide = F.linear(normed, weight.double(), bias.double())
 
-    ours, wanted = (
-        Turn(*turns, *torch.full((2, 30, kv_heads, dim), 7.0, dtype=of, device="cuda"), slots)
-        for of in (dtype, torch.float64)
-    )
+    ours, wanted = (turn(rows, kv_heads, dim, of) for of in (dtype, torch.float64))
     queries = product(x, weight, norm=norm, eps=1e-5, bias=bias, turn=ours)
     assert_close(queries, turn_and_store(wide, wanted))
     assert_close(ours.keys, wanted.keys)
@@ -194,5 +199,9 @@ def test_layers_compute_the_same_on_both_sides_of_the_threshold(rows, dtype):
     assert_close(layer(x), plain)
     assert_close(layer(x, norm), F.linear(normed, weight, bias))
     assert_close(layer.gated(x, norm), gated(F.linear(normed, weight, bias)))
+    ours, wanted = (turn(rows, 1, 64, of) for of in (dtype, torch.float64))
+    assert_close(layer.turned(x, norm, ours, None), turn_and_store(F.linear(normed, weight, bias), wanted))
+    assert_close(ours.keys, wanted.keys)
+    assert_close(ours.values, wanted.values)
     expected = plain + residual.double()
     assert_close(layer.added(x, residual), expected)
