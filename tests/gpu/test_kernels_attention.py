@@ -69,7 +69,8 @@ def test_no_other_request_changes_a_bit_of_the_result():
 
     spans = [*DECODE, *VERIFY, *PREFILL]
     together = make_case(spans, kv_heads=8, shared=4, dim=128, dtype=torch.bfloat16, device="cuda")
-    tuning = tuning_for(torch.bfloat16, 128, len(together.query))  # contexts are split by the width of the batch, too
+    # Contexts are split by the width of the batch, too.
+    tuning = tuning_for(torch.bfloat16, 128, len(together.query), mixed=True)
     whole = attended(together, planned(together, small=False, tuning=tuning))
     for index, (start, end) in enumerate(zip(together.starts, together.starts[1:], strict=False)):
         alone = replace(
