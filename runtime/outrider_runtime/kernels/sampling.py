@@ -138,6 +138,7 @@ def _search(
         table.rows,
         table.rows.view(torch.float32),
         logits if floors is None else floors,
+        token_ids,
         best,
     )
     constants = {
@@ -152,7 +153,6 @@ def _search(
     _best[(rows,)](
         *arguments,
         tokens,
-        token_ids,
         table.tokens,
         table.tokens.stride(0),
         table.tokens.shape[1] - 1,
@@ -171,6 +171,7 @@ def _best_of_parts(
     table: tl.tensor,
     table_floats: tl.tensor,
     floors: tl.tensor,
+    token_ids: tl.tensor,
     best: tl.tensor,
     VOCAB: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -186,7 +187,8 @@ def _best_of_parts(
         slot = tl.load(slots + row)
         temperature = tl.load(table_floats + slot * WIDTH + _TEMPERATURE)
         if temperature > 0:
-            word = _words(table + slot * WIDTH, tl.load(positions + row), token)
+            named = _named(token_ids, token, VOCAB)
+            word = _words(table + slot * WIDTH, tl.load(positions + row), named)
             if not FLOORS:
                 score = score / temperature
             score += _nearly_gumbel(word)
@@ -202,9 +204,9 @@ def _best(
     table: tl.tensor,
     table_floats: tl.tensor,
     floors: tl.tensor,
+    token_ids: tl.tensor,
     best: tl.tensor,
     tokens: tl.tensor,
-    token_ids: tl.tensor,
     texts: tl.tensor,
     text_stride: tl.tensor,
     last_column: tl.tensor,
@@ -243,7 +245,8 @@ def _best(
         score = _load_part(logits, stride, floors, row, token, VOCAB, FLOORS)
         if NOISE:  # noqa: SIM102
             if temperature > 0:
-                word = _words(table + slot * WIDTH, tl.load(positions + row), token)
+                named = _named(token_ids, token, VOCAB)
+                word = _words(table + slot * WIDTH, tl.load(positions + row), named)
                 if not FLOORS:
                     score = tl.div_rn(score, temperature)
                 score += _gumbel(word)
@@ -251,8 +254,7 @@ def _best(
         if top > best_score:
             best_score = top
             best_token = tl.min(tl.where(score == top, token, _NOTHING))
-    if token_ids is not None:
-        best_token = tl.load(token_ids + best_token).to(tl.int32)
+    best_token = _named(token_ids, best_token, VOCAB)
     tl.store(tokens + row, best_token)
     if PLACE:
         column = tl.minimum(tl.load(positions + row), last_column)
@@ -274,6 +276,15 @@ def _load_part(
     if FLOORS:
         score = tl.where(score < tl.load(floors + row), -float("inf"), score)
     return score
+
+
+@triton.jit
+def _named(token_ids: tl.tensor, column: tl.tensor, VOCAB: tl.constexpr) -> tl.tensor:
+    """The tokens that columns of the logits are of."""
+    token = column
+    if token_ids is not None:
+        token = tl.load(token_ids + column, mask=column < VOCAB, other=0).to(tl.int32)
+    return token
 
 
 @triton.jit

@@ -69,17 +69,29 @@ def _tabled(
     return slots, torch.tensor(positions, dtype=torch.int32, device=device), table, mode
 
 
-def draw(logits: Tensor, slots: Tensor, positions: Tensor, table: SamplingTable, mode: Mode) -> Tensor:
-    """sampler.py's sample(), on any device; it may wait for the device."""
+def draw(
+    logits: Tensor, slots: Tensor, positions: Tensor, table: SamplingTable, mode: Mode, token_ids: Tensor | None = None
+) -> Tensor:
+    """sampler.py's sample(), with draft()'s `token_ids`, on any device; it may wait for the device."""
+    columns = _drawn(logits, slots, positions, table, mode, token_ids)
+    return (columns if token_ids is None else token_ids[columns]).to(torch.int32)
+
+
+def _drawn(
+    logits: Tensor, slots: Tensor, positions: Tensor, table: SamplingTable, mode: Mode, token_ids: Tensor | None
+) -> Tensor:
+    """Columns of the logits, [rows] int64."""
     if mode is Mode.GREEDY:
-        return logits.argmax(-1).to(torch.int32)
+        return logits.argmax(-1)
     at_once = max(1, LOGITS_AT_ONCE // max(logits.shape[-1], table.tokens.shape[-1]))
     chunks = [slice(start, start + at_once) for start in range(0, len(logits), at_once)]
-    tokens = [_scored(logits[chunk], slots[chunk], positions[chunk], table, mode).argmax(-1) for chunk in chunks]
-    return torch.cat(tokens).to(torch.int32)
+    rows = ((logits[chunk], slots[chunk], positions[chunk]) for chunk in chunks)
+    return torch.cat([_scored(*chunk, table, mode, token_ids).argmax(-1) for chunk in rows])
 
 
-def _scored(logits: Tensor, slots: Tensor, positions: Tensor, table: SamplingTable, mode: Mode) -> Tensor:
+def _scored(
+    logits: Tensor, slots: Tensor, positions: Tensor, table: SamplingTable, mode: Mode, token_ids: Tensor | None = None
+) -> Tensor:
     rows = table.rows[slots] if mode is Mode.FULL else table.rows[slots, :HEADER_WORDS]
     settings = Settings(rows)
     logits = logits.to(torch.float32)
@@ -92,7 +104,10 @@ def _scored(logits: Tensor, slots: Tensor, positions: Tensor, table: SamplingTab
     logits = logits / torch.where(drawn, settings.temperature, 1).unsqueeze(1)
     if mode is Mode.FULL:
         logits = _truncated(logits, settings)
-    noise = gumbel(settings.seeds, positions.long(), logits.shape[-1])
+    if token_ids is None:
+        noise = gumbel(settings.seeds, positions.long(), logits.shape[-1])
+    else:
+        noise = gumbel(settings.seeds, positions.long(), 1 + int(token_ids.max()))[:, token_ids]
     return logits + noise.mul_(drawn.unsqueeze(1))
 
 

@@ -26,14 +26,12 @@ def draft(
     logits: Tensor, slots: Tensor, positions: Tensor, table: SamplingTable, mode: Mode, token_ids: Tensor | None = None
 ) -> Tensor:
     """As sample(), and places what is drawn in the texts, at `positions`: `table.tokens[slot, position]`, or the last
-    there is. `token_ids` [vocab] say what tokens the logits are of, if not of the first ones in order; where there is
-    noise, which belongs to tokens, they must be."""
+    there is. `token_ids` [vocab] say what tokens the logits are of, if not of the first ones in order, as in Mode.FULL
+    they must be."""
     if logits.is_cuda:
         from outrider_runtime.kernels import sampling
 
         return sampling.draw(logits, slots, positions, table, mode, place=True, token_ids=token_ids)
-    drawn = draw(logits, slots, positions, table, mode)
-    if token_ids is not None:
-        drawn = token_ids[drawn].to(drawn.dtype)
+    drawn = draw(logits, slots, positions, table, mode, token_ids)
     table.tokens[slots, positions.clamp(max=table.tokens.shape[1] - 1)] = drawn
     return drawn

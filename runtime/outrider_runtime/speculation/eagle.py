@@ -70,19 +70,19 @@ class Eagle(Following):
 
     def _drawn(self, states: Tensor, slots: Tensor, positions: Tensor, mode: Mode) -> Tensor:
         """[rows] tokens of the target's vocabulary."""
-        logits, token_ids = self._logits(states, mode)
+        logits, token_ids = self._logits(states, spread=mode is Mode.FULL)
         return draft(logits, slots, positions, self._table, mode, token_ids)
 
-    def _logits(self, states: Tensor, mode: Mode) -> tuple[Tensor, Tensor | None]:
-        """[rows, vocab], and what ids they are of, if not the target's. The noise belongs to those, of which the head
-        may know a part."""
+    def _logits(self, states: Tensor, *, spread: bool) -> tuple[Tensor, Tensor | None]:
+        """[rows, vocab], and what ids they are of, if not the target's, of which the head may know a part: to `spread`
+        them makes them the target's."""
         logits, token_ids = self._head.logits(states), self._head.token_ids
         if token_ids is None:
             return logits[:, : self._vocab_size], None
-        if mode is Mode.GREEDY:
+        if not spread:
             return logits, token_ids
-        spread = torch.full((len(logits), self._vocab_size), -torch.inf, dtype=logits.dtype, device=logits.device)
-        return spread.index_copy_(1, token_ids, logits), None
+        every = torch.full((len(logits), self._vocab_size), -torch.inf, dtype=logits.dtype, device=logits.device)
+        return every.index_copy_(1, token_ids, logits), None
 
     def _draft_trees(self, tree: DynamicTree, feed: Feed, requests: int, turns: int, mode: Mode) -> None:
         """Each turn reads the likeliest branches there are, all requests' at once, and finds what may follow each."""
@@ -91,7 +91,7 @@ class Eagle(Following):
         states = self._states[slots]
         expansion = Expansion(tree, Settings(self._table.rows[slots]).reads_text)
         for turn in range(turns):
-            logits, token_ids = self._logits(states, mode)
+            logits, token_ids = self._logits(states, spread=mode is not Mode.GREEDY)
             tokens, confidences = candidates(logits, owners, positions, self._table, mode, tree.top_k)
             tokens = tokens if token_ids is None else token_ids[tokens]
             frontier = expansion.grow(*(each.view(requests, -1, tree.top_k) for each in (tokens, confidences)))

@@ -154,7 +154,8 @@ def sample_all() -> None:
         for place in (False, True):
             sampling.draw(empty(SLOTS, 128_256), ints(SLOTS), ints(SLOTS), table, mode, place=place)
     ids = torch.zeros(32_000, dtype=torch.int64)
-    sampling.draw(empty(SLOTS, 32_000), ints(SLOTS), ints(SLOTS), table, Mode.GREEDY, place=True, token_ids=ids)
+    for mode in (Mode.GREEDY, Mode.NOISE):
+        sampling.draw(empty(SLOTS, 32_000), ints(SLOTS), ints(SLOTS), table, mode, place=True, token_ids=ids)
 
 
 def step_all() -> None:

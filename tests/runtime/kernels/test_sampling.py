@@ -93,7 +93,7 @@ def test_equals_go_to_the_lowest_id(dtype):
 @pytest.mark.parametrize("mode", Mode)
 def test_drafts_are_placed_in_their_texts_and_never_past_the_last_column(mode):
     kinds = [GREEDY if mode is Mode.GREEDY else PLAIN, GREEDY]
-    token_ids = torch.arange(50).mul(7).remainder(50) if mode is Mode.GREEDY else None
+    token_ids = None if mode is Mode.FULL else torch.arange(50).mul(3).add(5)
     (ours, slots, _), (theirs, *_) = setting(50, kinds), setting(50, kinds)
     before, positions = ours.tokens.clone(), torch.tensor([12, WIDTH], dtype=torch.int32)
     rows = (logits_of(2, 50), slots, positions)
@@ -102,6 +102,15 @@ def test_drafts_are_placed_in_their_texts_and_never_past_the_last_column(mode):
     before[slots, [12, WIDTH - 1]] = drawn
     assert torch.equal(ours.tokens, before)
     assert torch.equal(theirs.tokens, before)
+
+
+@pytest.mark.parametrize("mode", [Mode.GREEDY, Mode.NOISE])
+def test_a_part_of_the_vocabulary_draws_as_if_the_rest_were_banned(mode):
+    table, slots, positions = setting(160, [GREEDY] * 3 if mode is Mode.GREEDY else [PLAIN, KINDS["warm"], GREEDY])
+    logits, token_ids = logits_of(3, 50), torch.arange(50).mul(3).add(5)
+    whole = torch.full((3, 160), -torch.inf).index_copy_(1, token_ids, logits)
+    drawn = sampling.draw(logits, slots, positions, table, mode, token_ids=token_ids)
+    assert drawn.tolist() == pipeline.draw(whole, slots, positions, table, mode).tolist()
 
 
 def test_rows_are_worked_on_in_chunks_and_do_not_depend_on_each_other(monkeypatch):
