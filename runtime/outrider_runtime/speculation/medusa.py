@@ -5,15 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from outrider_runtime.engine.device_step import place
 from outrider_runtime.engine.feed import Feed
 from outrider_runtime.engine.follow import text_ends
 from outrider_runtime.engine.state import DeviceState
 from outrider_runtime.engine.tree_step import place_trees
+from outrider_runtime.layers.rows import take_rows
 from outrider_runtime.models.causal import CausalLM
 from outrider_runtime.models.medusa import MedusaHeads
 from outrider_runtime.sampling.candidates import candidates
-from outrider_runtime.sampling.sampler import sample
+from outrider_runtime.sampling.sampler import draft
 from outrider_runtime.sampling.table import Mode, SamplingTable, Settings
 from outrider_runtime.speculation.cost import ModelShape
 from outrider_runtime.speculation.following import Following
@@ -51,10 +51,8 @@ class Medusa(Following):
             self._draft_trees(self._layout, slots, ends, length, mode)
             return
         count = min(length, self.longest)
-        for head, states in enumerate(self._heads.states(self._hidden[slots], count)):
-            positions = ends + head
-            drawn = sample(self._heads.logits(head, states), slots, positions, self._table, mode)
-            place(self._state, slots, positions, drawn.unsqueeze(1))
+        for head, states in enumerate(self._heads.states(take_rows(self._hidden, slots), count)):
+            draft(self._heads.logits(head, states), slots, ends + head, self._table, mode)
 
     def _draft_trees(self, layout: Layout, slots: Tensor, ends: Tensor, length: int, mode: Mode) -> None:
         """The heads know nothing of each other: each one's candidates are those of all branches."""
