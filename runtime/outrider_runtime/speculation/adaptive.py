@@ -15,7 +15,16 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from outrider_runtime.speculation.acceptance import Acceptance
-from outrider_runtime.speculation.allocation import Allocation, Captured, Ints, Mask, Offer, longest_captured, uniform
+from outrider_runtime.speculation.allocation import (
+    HOPE,
+    Allocation,
+    Captured,
+    Ints,
+    Mask,
+    Offer,
+    longest_captured,
+    uniform,
+)
 from outrider_runtime.speculation.cost import CostTable, Floats, StepShape
 from outrider_runtime.speculation.policy import Policy
 
@@ -31,6 +40,7 @@ MANY_READS = 1024  # as cheap as can be, each
 BREAK_EVEN_GAIN = 1.03
 TRIALS_TO_KNOW = 32  # of the first position
 SPEEDUP_SECONDS = 1.0  # over which it is averaged
+SPEEDUP_LEAST = 0.25  # seconds of steps, to say something
 REFRESH_SECONDS = 1.0  # of the break-even
 NEARLY = 0.95  # full
 FEW_REQUESTS = 16  # whose prompts a draft reads in any case: they take little of the time
@@ -99,8 +109,8 @@ class Adaptive:
         self._probes = 0
         self._catch_up_credit = CATCH_UP_CREDIT
         self._catching_up = 0  # requests, once begun
-        self._speedup: float | None = None
-        self._measured = policy  # under which the speed-up was
+        self._compared = policy  # under which the next two were summed, of the last steps
+        self._spent = self._plainly = 0.0  # seconds; what plain decoding would have taken for the same tokens
         self._break_even: tuple[float, int | None] | None = None
         self._last = -math.inf
         self._limit: tuple[float, int | None] | None = None  # the same, for prompts
@@ -135,13 +145,13 @@ class Adaptive:
         self._follows = self._reads_prompts and longest > 0 and self._lasting
         nothing = np.zeros(count, dtype=np.int64)
         if longest == 0:
-            self._length, self._speedup, self._measured = 0, 1.0, self.policy
+            self._length = 0
         if longest == 0 or count == 0:
             decision = self._decision(decoding, nothing, nothing, prompt_tokens)
         elif self.free:
             return self._adapt(decoding, uniform(decoding.caps, longest), longest, prompt_tokens, arriving, now)
         else:
-            decision = self._obey(decoding, uniform(decoding.caps, longest), prompt_tokens, now)
+            decision = self._obey(decoding, uniform(decoding.caps, longest), prompt_tokens)
         self._took(decision)
         return decision
 
@@ -159,6 +169,7 @@ class Adaptive:
         between."""
         columns = [np.asarray(column, dtype=np.int64) for column in (slots, drafted, accepted)]
         self._acceptance.observe(columns[0], columns[1], columns[2], now, probe=not self._length)
+        self._compare(shape, int(columns[2].sum()))
         if seconds is not None:
             self.table.observe(shape, seconds, now)
 
@@ -168,7 +179,9 @@ class Adaptive:
 
     def speedup(self) -> float | None:
         """Tokens a second over plain decoding's of the same requests, by the table; None until known of the policy."""
-        return self._speedup if self._measured == self.policy else None
+        if self._compared != self.policy or self._spent < SPEEDUP_LEAST:
+            return None
+        return self._plainly / self._spent
 
     def break_even(self, context: float, now: float) -> int | None:
         """The fewest running requests of this mean context for which no length gains 3 %; None if there is no such
@@ -177,21 +190,14 @@ class Adaptive:
             self._break_even = (now, self._find_break_even(context))
         return self._break_even[1]
 
-    def _obey(self, decoding: Decoding, caps: Ints, prompt_tokens: int, now: float) -> Decision:
+    def _obey(self, decoding: Decoding, caps: Ints, prompt_tokens: int) -> Decision:
         """What the policy says, whether it pays or not; those first that are nearly ready."""
         gaps = np.where(caps > 0, decoding.missed, 0)
         order = np.argsort(gaps, kind="stable")
         before = np.cumsum(gaps[order]) - gaps[order]
         reads = np.zeros(len(caps), dtype=np.int64)
         reads[order] = np.clip(self._most_reads(prompt_tokens) - before, 0, gaps[order])
-        decision = self._decision(decoding, caps, reads, prompt_tokens)
-        if self.table.known and now - self._last >= KEPT_SECONDS:
-            shape, count = decision.shape, len(caps)
-            plain = StepShape(count + prompt_tokens, count, shape.kv_tokens, prompt_tokens=prompt_tokens)
-            shifts = self._acceptance.shifts(decoding.slots)
-            tokens = count + Allocation(self._acceptance.pooled(), shifts, decision.lengths).expected
-            self._average(tokens / count * self.table.seconds(plain) / self.table.seconds(shape), now)
-        return decision
+        return self._decision(decoding, caps, reads, prompt_tokens)
 
     def _will_draft(self, decoding: Decoding, arriving: int, now: float) -> bool:
         """Whether drafting is to be expected once all have come: else nothing is read for it. What was not read, should
@@ -303,25 +309,27 @@ class Adaptive:
         return best
 
     def _account(self, plain: Offer, chosen: Offer, now: float) -> None:
-        """Credit for probes and catching up, and the speed-up, over the time since the last decision."""
-        ratio = chosen.rate / plain.rate
-        elapsed = self._average(ratio, now, known=self._length == 0)
-        gained = max(0.0, 1.0 - 1.0 / ratio)
+        """Credit for probes and catching up, over the time since the last decision."""
+        elapsed = min(max(now - self._last, 0.0), 1.0) if self._last > -math.inf else 0.0
+        self._last = now
+        gained = max(0.0, 1.0 - plain.rate / chosen.rate)
         self._catch_up_credit = min(self._catch_up_credit + elapsed * (CATCH_UP_SHARE + 0.5 * gained), CATCH_UP_CREDIT)
         if not self._length:
             self._probe_credit = min(self._probe_credit + elapsed * PROBE_SHARE, max(self._probe_price, 0.01))
 
-    def _average(self, speedup: float, now: float, *, known: bool = False) -> float:
-        """Takes the speed-up of this step, `known` or worth what acceptance is; the seconds since the last one."""
-        elapsed = min(max(now - self._last, 0.0), 1.0) if self._last > -math.inf else 0.0
-        self._last = now
-        if self._measured != self.policy:
-            self._measured, self._speedup = self.policy, None
-        if self._speedup is None and (known or self._acceptance.trials >= TRIALS_TO_KNOW):
-            self._speedup = speedup
-        if self._speedup is not None:
-            self._speedup += (1.0 - math.exp(-elapsed / SPEEDUP_SECONDS)) * (speedup - self._speedup)
-        return elapsed
+    def _compare(self, shape: StepShape, stood: int) -> None:
+        """A step, of which so many drafts stood, with plain decoding, which would have read its prompts once, too."""
+        if self._compared != self.policy:  # the step was launched under the one before
+            self._compared, self._spent, self._plainly = self.policy, 0.0, 0.0
+        elif shape.requests and self.table.known:
+            took = plainly = self.table.seconds(shape, HOPE)
+            if shape.draft_length or shape.draft_reads:
+                count, prompt = shape.requests, shape.prompt_tokens
+                plain = StepShape(count, count, shape.kv_tokens)
+                plainly = self.table.seconds(replace(plain, tokens=count + prompt, prompt_tokens=prompt), HOPE)
+                plainly += stood / count * self.table.seconds(plain, HOPE)
+            kept = math.exp(-took / SPEEDUP_SECONDS)
+            self._spent, self._plainly = kept * self._spent + took, kept * self._plainly + plainly
 
     def _seconds_per_read(self) -> float:
         """In a chunk of many."""
@@ -394,6 +402,7 @@ class Adaptive:
         shape = StepShape(
             tokens=rows + prompt_tokens,
             rows=rows,
+            requests=len(lengths),
             kv_tokens=int(decoding.contexts.sum()),
             draft_requests=requests,
             draft_length=turns,

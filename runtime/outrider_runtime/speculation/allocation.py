@@ -98,11 +98,6 @@ class Allocation:
         columns = [order // depth, position + 1, able.ravel()[order], widths[position], survival.ravel()[order]]
         self._cells = [_Cell(*cell) for cell in zip(*(column.tolist() for column in columns), strict=True) if cell[2]]
 
-    @property
-    def expected(self) -> float:
-        """Of the drafts to stand, when each request drafts all that it may."""
-        return sum(cell.able * cell.survival for cell in self._cells)
-
     def offers(
         self,
         grid: Grid,

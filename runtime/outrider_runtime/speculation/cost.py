@@ -63,6 +63,7 @@ class StepShape:
     draft_kv_tokens: int = 0  # context that each turn reads
     draft_reads: int = 0  # tokens a draft model reads outside its loop: prompts and what it missed
     prompt_tokens: int = 0
+    requests: int = 0  # that decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,9 +154,10 @@ class CostTable:
         self._anchor = self._belief = (belief[0], belief[1] + DRIFT**2 * np.eye(len(self._prior)))
         self._suspects.clear()
 
-    def seconds(self, shape: StepShape) -> float:
-        """Raises RuntimeError before `fit`."""
-        return self._expected(self._parts(shape))
+    def seconds(self, shape: StepShape, hope: float = 0.0) -> float:
+        """Expected, less `hope` standard deviations. Raises RuntimeError before `fit`."""
+        parts = self._parts(shape)
+        return self._expected(parts) - (hope * _deviation(self._belief, parts) if hope else 0.0)
 
     def observe(self, shape: StepShape, seconds: float, now: float) -> None:
         """Learn from a step that ran; `now` is monotonic. A stall is left out, unless it comes twice running."""

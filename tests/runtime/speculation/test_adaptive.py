@@ -233,7 +233,7 @@ def test_a_fixed_length_has_the_speedup_that_it_has_in_truth(running, acceptance
     steps = simulation.run(0.5, running, acceptance)
     truth = rate(steps) / np.mean([step.plain for step in steps])
     assert (truth > 1.0) == gains
-    assert simulation.adaptive.speedup() == pytest.approx(truth, rel=0.06)
+    assert simulation.adaptive.speedup() == pytest.approx(truth, rel=0.1)
 
 
 def test_a_speedup_is_said_of_the_policy_in_force_alone():
@@ -243,16 +243,17 @@ def test_a_speedup_is_said_of_the_policy_in_force_alone():
     assert adaptive.speedup() > 1.1
     adaptive.policy = replace(active, state="Suspended", reason="Saturated")
     assert adaptive.speedup() is None
-    simulation.run(0.1, 16, 0.7)
+    simulation.run(0.5, 16, 0.7)
     assert adaptive.speedup() == 1.0
     adaptive.policy = active
     assert adaptive.speedup() is None
-    simulation.run(0.1, 16, 0.7)
+    simulation.run(0.5, 16, 0.7)
     assert adaptive.speedup() > 1.1
 
 
-def test_requests_that_may_not_draft_say_nothing_of_the_speedup():
-    adaptive = make_adaptive()
-    for step in range(50):
-        adaptive.decide(decoding(4, caps=0), 0, 1.0 + 0.01 * step)
-    assert adaptive.speedup() is None
+def test_drafts_that_were_not_found_are_no_part_of_the_speedup():
+    adaptive = make_adaptive(model=False, policy=Policy(mode="Enabled"))
+    for step in range(100):
+        shape = adaptive.decide(decoding(4), 0, 0.01 * step).shape
+        adaptive.observe([], [], [], replace(shape, tokens=4, rows=4), None, 0.01 * step)
+    assert adaptive.speedup() == pytest.approx(1.0, abs=0.02)
