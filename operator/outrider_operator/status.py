@@ -142,7 +142,7 @@ def _measured(facts: Facts, state: str) -> dict[str, Any]:
     r = facts.report
     tokens, speedup = r.effective_tokens, r.speedup
     if state != SpeculationState.ACTIVE:  # pods are told so, whatever the last minute was like
-        tokens, speedup = 0.0, None if speedup is None else 1.0
+        tokens, speedup = 0.0, 1.0
     return {
         "effectiveTokens": None if tokens is None else f"{tokens:.1f}",
         "acceptancePercent": None if r.acceptance is None else round(100 * r.acceptance),

@@ -91,6 +91,13 @@ def test_while_suspended_decoding_is_plain_whatever_the_last_minute_was_like():
     )
 
 
+def test_what_pods_said_while_suspended_is_not_said_of_them_once_they_may_draft():
+    old = _speculation(state="Suspended", speedup="1.00")
+    found = _status(old=old, did=Did(running=1, fields={"speedup": 1.0, "state": "Suspended"}))
+    assert found["speculativeDecoding"]["state"] == "Active"
+    assert "speedup" not in found["speculativeDecoding"]
+
+
 def test_what_was_loaded_is_told_by_the_pods_of_the_current_template():
     found = _status(DRAFTED, did=Did())
     assert found["model"] == {"resolvedRevision": "5e2f", "parameters": 134515008, "dtype": "Float32"}

@@ -551,7 +551,11 @@ class SpeculativeDecodingStatus(ApiModel):
     effective_tokens: str | None = Field(None, description="Mean tokens drafted per request and step, such as 2.6.")
     acceptance_percent: int | None = Field(None, description="Accepted of the drafted tokens over the last minute.")
     accepted_length: str | None = Field(None, description="Mean tokens per verification, the target's own included.")
-    speedup: str | None = Field(None, description="Tokens per second now over plain decoding, such as 2.31.")
+    speedup: str | None = Field(
+        None,
+        description="Tokens per second now over plain decoding, such as 2.31; absent until known, 1.00 while no request "
+        "may draft.",
+    )
     running_concurrency: str | None = Field(None, description="Mean running requests per ready replica.")
     break_even_concurrency: int | None = Field(
         None, description="Running requests at which drafting no longer pays; absent when there is none."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from outrider_operator.api.reasons import SpeculationState
 from outrider_operator.fleet.breakeven import break_even
 from outrider_operator.fleet.history import REPORT_WINDOW
 from outrider_operator.fleet.samples import Answer
@@ -18,7 +19,7 @@ class Report:
     effective_tokens: float | None  # mean tokens drafted per request and step
     acceptance: float | None  # accepted of the drafted tokens, 0 to 1
     accepted_length: float | None  # tokens per verification, the target's own included
-    speedup: float | None  # tokens per second now over plain decoding
+    speedup: float | None  # tokens per second now over plain decoding, of the pods that may draft
     break_even: int | None  # running requests at which drafting no longer pays
     answers: tuple[Answer, ...]  # the last of each pod that can be measured, by pod name
 
@@ -42,7 +43,8 @@ def report(view: View) -> Report:
     generated = sum(i.generated_tokens for i in everything)
     steps = max(generated - accepted, drafts)  # each step of a request gives one token of the target's own
     answers = tuple(answer for _, answer in sorted(view.fresh.items()))
-    speedups = [a.speedup for a in answers if a.speedup is not None]
+    # a pod that is told to draft may not know it yet, and what it said before is of plain decoding
+    speedups = [a.speedup for a in answers if a.speedup is not None and a.state == SpeculationState.ACTIVE]
     even = break_even(view)
     return Report(
         running=sum(running) / len(running) if running else None,

@@ -51,6 +51,11 @@ def test_speedup_and_break_even_are_the_pods_own():
     assert _report([Did()]).speedup is None
 
 
+def test_a_pod_that_does_not_draft_says_nothing_of_the_speedup():
+    told, drafting = ({"speedup": s, "state": state} for s, state in ((1.0, "Suspended"), (1.8, "Active")))
+    assert _report([Did(fields=told)], [Did(fields=drafting)]).speedup == pytest.approx(1.8)
+
+
 def test_nothing_measured_is_nothing_said():
     found = _report([None] * 12)
     assert found.running is None
