@@ -1,9 +1,10 @@
 """Times of the attention kernel on a CUDA device, by ways of tiling and splitting: inside CUDA graphs, the KV cold.
 
-    python benchmarks/kernels_attention.py [few] [splits] [many] [plan] [--model 8b|1b] [--cases "5 q"]
+    python benchmarks/kernels_attention.py [few] [splits] [alone] [many] [plan] [--model 8b|1b] [--cases "5 q"]
 
-`few`: decoding and verification, by tiles. `splits`: the same, by how contexts are split. `many`: prefill and mixed
-steps, by tiles. `plan`: making a step's work list. Microseconds a layer; the last columns rate the best.
+`few`: decoding and verification, by tiles. `splits`: the same, by how contexts are split. `alone`: one request, by
+both. `many`: prefill and mixed steps, by tiles. `plan`: making a step's work list. Microseconds a layer; the last
+columns rate the best.
 """
 
 from __future__ import annotations
@@ -65,6 +66,19 @@ FEW_TILES = [
     Tile(32, 64, 3, 2, 2),
 ]
 SPLITS = [(64, 16), (128, 16), (256, 16), (512, 16), (1024, 16), (2048, 16)]  # tokens at least, parts at most
+ALONE: dict[str, Spans] = {
+    "1 x 384": [(1, 384)],
+    "2 q, 1 x 384": [(2, 384)],
+    "5 q, 1 x 384": [(5, 384)],
+    "5 q, 1 x 4096": [(5, 4096)],
+}
+ALONE_TILES = [
+    Tile(16, 32, 2, 4, 4),
+    Tile(16, 64, 2, 2, 4),
+    Tile(16, 64, 2, 4, 4),
+    Tile(64, 32, 2, 4, 2),
+    Tile(64, 64, 2, 4, 2),
+]
 MANY: dict[str, Spans] = {
     "512 of 512": [(512, 512)],
     "2048 of 2048": [(2048, 2048)],
@@ -87,13 +101,19 @@ MANY_TILES = [
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parts: dict[str, Callable[[Shape], None]] = {"few": few, "splits": splits, "many": many, "plan": plans}
+    parts: dict[str, Callable[[Shape], None]] = {
+        "few": few,
+        "splits": splits,
+        "alone": alone,
+        "many": many,
+        "plan": plans,
+    }
     parser.add_argument("parts", nargs="*", choices=[*parts, []], default=[])
     parser.add_argument("--model", choices=HEADS, default="8b")
     parser.add_argument("--cases", default="", help="only those whose names begin so")
     given = parser.parse_args()
     print(torch.__version__, torch.cuda.get_device_name(), given.model)
-    for cases in (FEW, MANY):
+    for cases in (FEW, ALONE, MANY):
         for name in [name for name in cases if not name.startswith(given.cases)]:
             del cases[name]
     for part in given.parts or parts:
@@ -110,6 +130,17 @@ def splits(shape: Shape) -> None:
     usual = tuning_for(torch.bfloat16, shape.dim, 256)
     ways = {f"{size}, {most}": replace(usual, split_tokens=size, max_splits=most) for size, most in SPLITS}
     _table("the same, by split", shape, FEW, ways, small=True)
+
+
+def alone(shape: Shape) -> None:
+    usual = tuning_for(torch.bfloat16, shape.dim, 1)
+    tiles = dict.fromkeys((usual.narrow, usual.small, *ALONE_TILES))
+    ways = {
+        f"{_name(tile)} {size}": replace(usual, small=tile, split_tokens=size)
+        for tile in tiles
+        for size in (32, 64, 128)
+    }
+    _table("one request, by tile and split", shape, ALONE, ways, small=True)
 
 
 def many(shape: Shape) -> None:
