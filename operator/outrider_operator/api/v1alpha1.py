@@ -553,7 +553,7 @@ class SpeculativeDecodingStatus(ApiModel):
     accepted_length: str | None = Field(None, description="Mean tokens per verification, the target's own included.")
     speedup: str | None = Field(
         None,
-        description="Tokens per second now over plain decoding, such as 2.31; absent until known, 1.00 while no request "
+        description="Tokens per second now over plain decoding, such as 2.31; absent until known, 1.00 while nobody "
         "may draft.",
     )
     running_concurrency: str | None = Field(None, description="Mean running requests per ready replica.")
