@@ -48,13 +48,16 @@ def tiling(outputs: int, inputs: int, rows: int, dtype: torch.dtype, alone: bool
         return Tiling(32, 32, 1, 2, 4)
     enough = 64 if alone else 48  # programs; where each does more, fewer
     width = 128 if outputs >= 96 * 128 else 64 if outputs >= enough * 64 or (alone and outputs >= 2048) else 32
+    short = 2048 if rows <= 16 else 4096  # inputs that a program may as well share: it waits for more rows of x besides
     splits = 1
     while splits * triton.cdiv(outputs, width) <= WAVE // 2 and (
-        inputs >= 3 * outputs or (inputs // splits <= 2048 and inputs // splits >= 1024)
+        inputs >= 3 * outputs or (inputs // splits <= short and inputs // splits >= 1024)
     ):
         splits *= 2
+    if 16 < rows <= 32 and outputs >= 96 * 256:  # as many programs, each reading all of x, as there must be
+        return Tiling(256, 128, 1, 3, 8)
     if width == 128:
-        return Tiling(128, 128, splits, 5 if rows <= 8 else 3, 8)
+        return Tiling(128, 128, splits, 5 if rows <= 8 else 3 if rows <= 16 else 4, 8)
     if rows > 16:
         return Tiling(width, 128, splits, 4, 4)
     return Tiling(width, 256, splits, 3 if splits >= 4 else 4, 4)

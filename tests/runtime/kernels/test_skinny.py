@@ -136,6 +136,24 @@ def test_a_tiling_is_about_one_wave_of_large_programs(outputs, inputs, alone, wi
     assert (plan.width, plan.splits) == (width, splits)
 
 
+@pytest.mark.parametrize(
+    ("outputs", "inputs", "alone", "width", "splits"),
+    [
+        (6144, 4096, True, 64, 1),
+        (4096, 4096, True, 64, 2),
+        (28672, 4096, False, 256, 1),
+        (4096, 14336, True, 64, 2),
+        (128256, 4096, True, 256, 1),
+        (16384, 2048, False, 128, 1),
+    ],
+)
+def test_programs_of_more_rows_are_wider_or_share_inputs_as_each_reads_all_of_these(
+    outputs, inputs, alone, width, splits
+):
+    plan = tiling(outputs, inputs, 20, torch.bfloat16, alone)
+    assert (plan.width, plan.splits) == (width, splits)
+
+
 def test_what_does_not_fit_is_refused():
     with pytest.raises(ValueError, match="65 rows; a skinny product takes at most 64"):
         product(random(65, 32), random(32, 32))
