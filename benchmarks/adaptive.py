@@ -1,6 +1,7 @@
 """The adaptive draft length against every fixed one and against plain decoding: `python benchmarks/adaptive.py --help`.
 
-Pairs agree truly, as often as --acceptance says (agreement.py). Three things are measured, in one engine for each pair:
+Pairs agree truly, as often as --acceptance says (agreement.py). Three things are measured, in one engine for each pair,
+whose graphs are captured before; what took how long is told on stderr:
 - levels: at each concurrency the same texts with each length, adaptive first and last (the mean of both counts).
   `ratio` is adaptive over the best of all others.
 - ramp: concurrency rises through all levels and falls again, once plainly and once adaptive. `min_ratio` is of
@@ -18,7 +19,7 @@ import statistics
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count, pairwise
 from pathlib import Path
@@ -28,14 +29,16 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "runtime")]
 
 import torch  # noqa: E402
-from benchmarks.agreement import Circle, agree, build, prompt, prompt_to_copy  # noqa: E402
-from benchmarks.decode import LLAMA, SHAPES, make_engine, settings  # noqa: E402
+from benchmarks.agreement import Circle, agree, build, build_head, prompt, prompt_to_copy  # noqa: E402
+from benchmarks.decode import LLAMA, SHAPES, capture, make_engine, met_by, settings  # noqa: E402
 
+from outrider_runtime.config import HEADS  # noqa: E402
 from outrider_runtime.engine.engine import Engine  # noqa: E402
 from outrider_runtime.engine.messages import AddRequest  # noqa: E402
+from outrider_runtime.models.causal import Weighted  # noqa: E402
 from outrider_runtime.models.llama import LlamaForCausalLM  # noqa: E402
+from outrider_runtime.models.medusa import MedusaHeads  # noqa: E402
 from outrider_runtime.sampling.params import SamplingParams  # noqa: E402
-from outrider_runtime.sampling.table import Mode  # noqa: E402
 from outrider_runtime.speculation.policy import Policy  # noqa: E402
 
 NGRAM = "ngram"
@@ -49,6 +52,15 @@ WINDOWS = {1: 512, 4: 512, 16: 256, 64: 192, 128: 128, 256: 128}  # tokens of ea
 AHEAD = 224  # tokens that a request may write before, while prompts of others are read
 ENOUGH = 0.98  # of the best is as good as it
 BUCKET = 0.1  # seconds over which the length is averaged
+CIRCLE = 32_000  # tokens that are said: as many as an EAGLE-3 head knows
+# Levels only, half as long and fewer of them: a minute a pair
+QUICK = {
+    "parts": ["levels"],
+    "levels": [1, 16, 64, 128, 256],
+    "fixed": [1, 2, 3, 4, 6],
+    "window": 0.5,
+    "settle": 16,
+}
 Row = dict[str, Any]
 Text = Callable[[int], AddRequest]  # the index-th
 
@@ -60,14 +72,19 @@ class Site:
     options: Namespace
     pair: str
     engine: Engine
-    draft: LlamaForCausalLM | None
+    target: LlamaForCausalLM
+    draft: Weighted | None  # None: n-gram
     circle: Circle
+
+    @property
+    def fixed(self) -> list[int]:
+        """Lengths that adaptive is compared with."""
+        return [length for length in self.options.fixed if length <= self.engine.config.speculation.max_tokens]
 
     def policy(self, length: int | None) -> None:
         """None is adaptive, 0 plain, else fixed."""
-        most = self.options.num_speculative_tokens
         if length is None:
-            policy = Policy(mode="Auto", num_speculative_tokens=most)
+            policy = Policy(mode="Auto", num_speculative_tokens=self.engine.config.speculation.max_tokens)
         elif length == 0:
             policy = Policy(mode="Disabled")
         else:
@@ -75,11 +92,11 @@ class Site:
         self.engine.set_policy(policy)
 
     def texts(self, acceptance: float, copied: int) -> Text:
-        """Requests of this acceptance, from now on; of a draft model also those that run. For n-gram they end when so
-        many tokens are copied."""
+        """Requests of this acceptance, from now on; where a draft has weights also those that run. For n-gram they end
+        when so many tokens are copied."""
         output = self.options.output if self.draft is not None else copied
         if self.draft is not None:
-            agree(self.draft, self.circle, acceptance)
+            agree(self.draft, self.target, self.circle, acceptance)
         params = SamplingParams(max_tokens=output, temperature=0.0, ignore_eos=True)
 
         def text(index: int) -> AddRequest:
@@ -178,7 +195,7 @@ def levels(site: Site) -> Iterator[Row]:
         measure(site, text, concurrency, None, window // 2)  # what was not captured yet, and what it has to learn
         adaptive = [measure(site, text, concurrency, None, window)]
         plain = measure(site, text, concurrency, 0, window)
-        fixed = {length: measure(site, text, concurrency, length, window) for length in options.fixed}
+        fixed = {length: measure(site, text, concurrency, length, window) for length in site.fixed}
         adaptive.append(measure(site, text, concurrency, None, window))
         rates = {length: each.rate for length, each in fixed.items()}
         agreements = [each.agreement for each in fixed.values() if each.agreement is not None]
@@ -198,7 +215,7 @@ def levels(site: Site) -> Iterator[Row]:
         }
 
 
-def ramp(site: Site) -> Row:
+def ramp(site: Site) -> Iterator[Row]:
     """Up through all levels and down again, `hold` seconds from each to the next."""
     options = site.options
     stations = [*options.levels, *options.levels[-2::-1]]
@@ -212,7 +229,7 @@ def ramp(site: Site) -> Row:
         length = statistics.fmean(event[2] for event in adaptive) if adaptive else 0.0
         windows.append((round(rates[1] / max(1, rates[0]), 3), start, rates, round(length, 2)))
     worst = min(windows)
-    return {
+    yield {
         "kind": "ramp",
         "pair": site.pair,
         "acceptance": options.acceptance,
@@ -268,7 +285,7 @@ def steps(site: Site) -> Iterator[Row]:
         window = _window(options, concurrency) // 2
         text = site.texts(acceptance, window + AHEAD)
         fixed[acceptance] = {
-            length: measure(site, text, concurrency, length, window).rate for length in (0, *options.fixed)
+            length: measure(site, text, concurrency, length, window).rate for length in (0, *site.fixed)
         }
     order = [*options.acceptances, options.acceptances[0]]
     traffic = Traffic(site.engine, site.texts(order[0], options.copied))
@@ -336,51 +353,64 @@ def seconds_until_right(lengths: Sequence[tuple[float, float]], right: Sequence[
 
 
 def make_site(options: Namespace, pair: str, target: LlamaForCausalLM, circle: Circle) -> Site:
-    """Its engine has captured what greedy requests need, and knows what steps take."""
-    draft = None
-    if pair != NGRAM:
+    """Its engine has captured what its requests need, and knows what steps take."""
+    draft: Weighted | None = None
+    if pair in HEADS:
+        draft = build_head(pair, target, circle)
+    elif pair != NGRAM:
         draft = build(DRAFTS[pair], circle, target.dtype, options.device, seed=1)
     longest = max(options.copied, AHEAD + max(_window(options, concurrency) for concurrency in options.levels))
-    engine = make_engine(
-        Namespace(
-            method=NGRAM if draft is None else "draft-model",
-            input=longest if draft is None else options.input,
-            output=longest if draft is None else options.output,
-            concurrency=options.levels,
-            num_speculative_tokens=options.num_speculative_tokens,
-            max_batched_tokens=options.max_batched_tokens,
-            accepted_length=None,
-            tree_top_k=None,
-        ),
-        target,
-        draft,
+    most = options.num_speculative_tokens
+    setting = Namespace(
+        method="draft-model" if pair in DRAFTS else pair,
+        input=longest if draft is None else options.input,
+        output=longest if draft is None else options.output,
+        concurrency=options.levels,
+        num_speculative_tokens=min(most, draft.shape.heads) if isinstance(draft, MedusaHeads) else most,
+        max_batched_tokens=options.max_batched_tokens,
+        accepted_length=None,
+        tree_top_k=None,
+        temperature=0.0,
+        adaptive=True,
     )
-    begin = time.perf_counter()
-    engine.capture(lambda line: None)
-    runner = engine._runner  # benchmarks may: of what a server captures while idle, only greedy requests' is met here
-    runner._uncaptured = [each for each in runner._uncaptured if getattr(each, "mode", Mode.GREEDY) is Mode.GREEDY]
-    while engine.idle():
-        pass
-    print(f"{pair}: ready in {time.perf_counter() - begin:.1f} s", file=sys.stderr, flush=True)
-    return Site(options, pair, engine, draft, circle)
+    engine = make_engine(setting, target, draft)
+    assert engine._calibration is not None
+    engine._calibration.begin()
+    capture(engine, met_by(setting, engine))
+    return Site(options, pair, engine, target, draft, circle)
 
 
 def rows(options: Namespace) -> Iterator[Row]:
     dtype = torch.bfloat16 if options.device == "cuda" else torch.float32
-    circle = Circle(int(str(SHAPES[options.shape]["vocab_size"])))
-    target = build(SHAPES[options.shape], circle, dtype, options.device, seed=0)
+    size = int(str(SHAPES[options.shape]["vocab_size"]))
+    circle = Circle(min(CIRCLE, size))
     for pair in options.pair:
+        begin = time.perf_counter()
+        target = build(SHAPES[options.shape], circle, dtype, options.device, seed=0)  # anew: heads tap it
         site = make_site(options, pair, target, circle)
+        _tell(f"{pair}: ready", begin)
         if "levels" in options.parts:
-            yield from levels(site)
+            yield from _timed(levels(site))
         if "ramp" in options.parts:
-            yield ramp(site)
+            yield from _timed(ramp(site))
         if "steps" in options.parts:
-            yield from steps(site)
-        del site
+            yield from _timed(steps(site))
+        del site, target
         gc.collect()
         if options.device == "cuda":
             torch.cuda.empty_cache()
+
+
+def _timed(rows: Iterable[Row]) -> Iterator[Row]:
+    begin = time.perf_counter()
+    for row in rows:
+        _tell(f"{row['pair']}: {row['kind']}", begin)
+        yield row
+        begin = time.perf_counter()
+
+
+def _tell(what: str, begin: float) -> None:
+    print(f"{what} in {time.perf_counter() - begin:.1f} s", file=sys.stderr, flush=True)
 
 
 def _window(options: Namespace, concurrency: int) -> int:
@@ -396,8 +426,13 @@ def parse(arguments: Sequence[str] | None) -> Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=SHAPES, default="llama-8b", help="of the target")
     parser.add_argument(
-        "--pair", nargs="+", choices=[*DRAFTS, NGRAM], default=["llama-1b", "llama-0.25b", NGRAM], help="the drafts"
+        "--pair",
+        nargs="+",
+        choices=[*DRAFTS, *HEADS, NGRAM],
+        default=["llama-1b", "llama-0.25b", NGRAM, *HEADS],
+        help="the drafts",
     )
+    parser.add_argument("--quick", action="store_true", help="levels only, and short ones: unless others are given")
     parser.add_argument("--parts", nargs="+", choices=["levels", "ramp", "steps"], default=["levels", "ramp", "steps"])
     parser.add_argument("--levels", type=int, nargs="+", default=[1, 4, 16, 64, 128, 256])
     parser.add_argument("--fixed", type=int, nargs="+", default=[1, 2, 3, 4, 6, 8], help="lengths to compare with")
@@ -409,12 +444,14 @@ def parse(arguments: Sequence[str] | None) -> Namespace:
     parser.add_argument("--hold", type=float, default=1.0, help="seconds from one level of the ramp to the next")
     parser.add_argument("--window", type=float, default=1.0, help="times the usual length of what is measured")
     parser.add_argument("--settle", type=int, default=32, help="tokens of each request before a level is measured")
-    parser.add_argument("--input", type=int, default=128, help="tokens of a prompt for a draft model")
-    parser.add_argument("--output", type=int, default=1024, help="tokens of a request with a draft model")
+    parser.add_argument("--input", type=int, default=128, help="tokens of a prompt, but for n-gram")
+    parser.add_argument("--output", type=int, default=1024, help="tokens of a request, but with n-gram")
     parser.add_argument("--copied", type=int, default=384, help="tokens of one with n-gram, in the ramp and the steps")
     parser.add_argument("--max-batched-tokens", type=int, default=2048)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--json", type=Path, help="append the rows to this file's list")
+    if parser.parse_args(arguments).quick:
+        parser.set_defaults(**QUICK)
     return parser.parse_args(arguments)
 
 

@@ -7,6 +7,7 @@ import json
 import pytest
 import torch
 from benchmarks.adaptive import (
+    QUICK,
     SHAPES,
     concurrency_at,
     main,
@@ -19,6 +20,7 @@ from benchmarks.adaptive import (
 from benchmarks.agreement import MATCH, Circle, build, prompt
 from tests.runtime.engine.driver import run
 
+from outrider_runtime.config import HEADS
 from outrider_runtime.engine.messages import AddRequest
 from outrider_runtime.sampling.params import SamplingParams
 
@@ -59,7 +61,7 @@ def test_a_target_goes_on_in_the_circle(circle, target):
     assert list(run(site.engine, [request]).tokens("it")) == circle.walk(3 * 7919 + 8, 60).tolist()
 
 
-@pytest.mark.parametrize("pair", ["tiny", "ngram"])
+@pytest.mark.parametrize("pair", ["tiny", "ngram", *HEADS])
 def test_drafts_stand_as_often_as_asked_and_at_once_when_that_changes(circle, target, pair):
     site = make_site(parse(TINY), pair, target, circle)
     for acceptance in (0.25, 0.75):
@@ -85,6 +87,12 @@ def test_a_run_prints_a_row_for_each_thing_measured(capsys, tmp_path):
         best = max(row["plain"], *row["fixed"].values())
         assert row["ratio"] == pytest.approx(row["adaptive"] / best, abs=0.01)
     assert [(row["from"], row["to"]) for row in rows[3:]] == [(0.2, 0.9), (0.9, 0.2)]
+
+
+def test_a_quick_run_has_fewer_levels_unless_others_are_given():
+    assert parse(["--quick"]).levels == QUICK["levels"]
+    given = parse(["--quick", "--levels", "2"])
+    assert (given.levels, given.parts) == ([2], ["levels"])
 
 
 @pytest.mark.parametrize(
