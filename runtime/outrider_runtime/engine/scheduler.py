@@ -173,7 +173,10 @@ class Scheduler:
         end = min(request.longest + wanted + self._followed, self._max_model_len)
         if self._missing(request, end) <= self._spare:
             self._grow(request, end)
-        wanted = min(wanted, len(request.blocks) * self._block_size - self._followed - request.shortest)
+        # What has no place in them cannot stand (speculation/verify.py); but a draft that follows needs one more, behind
+        # whatever stands.
+        end = request.longest + 1 if self._followed else request.shortest
+        wanted = min(wanted, len(request.blocks) * self._block_size - end)
         return Chunk(request, request.shortest - 1, 1, max(0, wanted), decodes=True, samples=True)
 
     def _admit(self, *, drafts: bool) -> bool:

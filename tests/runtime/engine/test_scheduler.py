@@ -25,10 +25,10 @@ class Clock:
         return self.now
 
 
-def make(blocks: int = 64, concurrency: int = 4, budget: int = 32, clock: Clock | None = None):
+def make(blocks: int = 64, concurrency: int = 4, budget: int = 32, clock: Clock | None = None, followed: bool = False):
     cache = PrefixCache(blocks)
     config = SchedulerConfig(max_concurrency=concurrency, max_batched_tokens=budget)
-    return Scheduler(config, cache, SIZE, MAX_MODEL_LEN, clock or Clock()), cache
+    return Scheduler(config, cache, SIZE, MAX_MODEL_LEN, clock or Clock(), followed), cache
 
 
 def request(name: str, length: int, max_tokens: int = 30, speculative: int | None = None) -> Request:
@@ -161,6 +161,18 @@ def test_drafts_never_preempt():
     chunks = scheduler.schedule(8)
     assert len(chunks) == 2
     assert max(chunk.draft_length for chunk in chunks) <= 3  # what is left of the block each needs anyway
+
+
+@pytest.mark.parametrize(("followed", "drafted"), [(False, 2), (True, 0)])
+def test_a_draft_that_follows_has_a_place_for_its_entry_whatever_stood_in_the_step_before(followed, drafted):
+    scheduler, _ = make(blocks=16, followed=followed, budget=64)
+    for name, length in (("it", 23), ("other", 34)):
+        scheduler.add(request(name, length))
+    carry_out(scheduler, scheduler.schedule(0))
+    it = scheduler.running[0]
+    it.flight = Chunk(it, 23, 1, draft_length=2, decodes=True, samples=True)  # its text has 25 to 27 tokens then
+    chunk = scheduler.schedule(2)[0]
+    assert (chunk.request, len(it.blocks) * SIZE, chunk.draft_length) == (it, 28, drafted)
 
 
 def test_a_shared_prefix_is_taken_over_but_for_the_last_token():
