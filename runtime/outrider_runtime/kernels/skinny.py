@@ -189,6 +189,10 @@ def _product(
     x_tile = x + row[:, None] * INPUTS + column[None, :]
     norm_tile = norm + column if norm is not None else None
     present = row[:, None] < rows
+    if DIM is not None:
+        cosine, sine, slot = _fetch_turn(cosines, sines, slots, tile, row, rows, OUTPUTS, DIM, KV_SIZE, WIDTH)
+    else:
+        cosine, sine, slot = None, None, None
     total = tl.zeros([WIDTH, ROWS], dtype=tl.float32)
     squares = tl.zeros([ROWS, DEPTH], dtype=tl.float32)
     for step in range(STEPS):
@@ -221,11 +225,11 @@ def _product(
             out,
             bias,
             residual,
-            cosines,
-            sines,
+            cosine,
+            sine,
+            slot,
             keys,
             values,
-            slots,
             OUTPUTS,
             GATED,
             DIM,
@@ -261,17 +265,41 @@ def _product(
                 out,
                 bias,
                 residual,
-                cosines,
-                sines,
+                cosine,
+                sine,
+                slot,
                 keys,
                 values,
-                slots,
                 OUTPUTS,
                 GATED,
                 DIM,
                 KV_SIZE,
                 WIDTH,
             )
+
+
+@triton.jit
+def _fetch_turn(
+    cosines: tl.tensor,
+    sines: tl.tensor,
+    slots: tl.tensor,
+    tile: tl.tensor,
+    row: tl.tensor,
+    rows: tl.tensor,
+    OUTPUTS: tl.constexpr,
+    DIM: tl.constexpr,
+    KV_SIZE: tl.constexpr,
+    WIDTH: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """What a tile's pairs turn by, values by nothing, and where rows are stored: ahead of the weights, to have it when
+    they are multiplied."""
+    pair = tile * (WIDTH // 2) + tl.arange(0, WIDTH // 2)
+    turning = (row < rows)[None, :] & (_first_of(pair, DIM) < OUTPUTS - KV_SIZE)[:, None]
+    angle = row[None, :] * DIM + (pair % (DIM // 2))[:, None]
+    cosine = tl.load(cosines + angle, mask=turning, other=1.0)
+    sine = tl.load(sines + DIM // 2 + angle, mask=turning, other=0.0)
+    slot = tl.load(slots + row, mask=row < rows, other=-1).to(tl.int64)
+    return cosine, sine, slot
 
 
 @triton.jit
@@ -284,11 +312,11 @@ def _finish(
     out: tl.tensor,
     bias: tl.tensor,
     residual: tl.tensor,
-    cosines: tl.tensor,
-    sines: tl.tensor,
+    cosine: tl.tensor,
+    sine: tl.tensor,
+    slot: tl.tensor,
     keys: tl.tensor,
     values: tl.tensor,
-    slots: tl.tensor,
     OUTPUTS: tl.constexpr,
     GATED: tl.constexpr,
     DIM: tl.constexpr,
@@ -300,22 +328,10 @@ def _finish(
         total += tl.load(bias + unit).to(tl.float32)[:, None]
     if DIM is not None:
         first, second = _halves(total, WIDTH)
-        _turn_and_store(
-            first,
-            second,
-            tile * (WIDTH // 2) + tl.arange(0, WIDTH // 2),
-            row,
-            rows,
-            out,
-            cosines,
-            sines,
-            keys,
-            values,
-            slots,
-            OUTPUTS,
-            DIM,
-            KV_SIZE,
-        )
+        column = _first_of(tile * (WIDTH // 2) + tl.arange(0, WIDTH // 2), DIM)[:, None]
+        target, stored = _place(column, row[None, :], rows, out, slot[None, :], keys, values, OUTPUTS, KV_SIZE)
+        tl.store(target, (first * cosine - second * sine).to(out.dtype.element_ty), mask=stored)
+        tl.store(target + DIM // 2, (second * cosine + first * sine).to(out.dtype.element_ty), mask=stored)
     else:
         if GATED:
             gate, up = _halves(total, WIDTH)
@@ -331,39 +347,24 @@ def _finish(
 
 
 @triton.jit
-def _turn_and_store(
-    first: tl.tensor,
-    second: tl.tensor,
-    pair: tl.tensor,
+def _place(
+    column: tl.tensor,
     row: tl.tensor,
     rows: tl.tensor,
     queries: tl.tensor,
-    cosines: tl.tensor,
-    sines: tl.tensor,
+    slot: tl.tensor,
     keys: tl.tensor,
     values: tl.tensor,
-    slots: tl.tensor,
     OUTPUTS: tl.constexpr,
-    DIM: tl.constexpr,
     KV_SIZE: tl.constexpr,
-) -> None:
-    """As kernels.rope does, of pairs' [pairs, rows] first and second elements; a tile may hold heads of each kind."""
+) -> tuple[tl.tensor, tl.tensor]:
+    """Where heads' elements go, and whether they do: a tile may hold queries, keys and values."""
     QUERIES: tl.constexpr = OUTPUTS - 2 * KV_SIZE
     KEYS_END: tl.constexpr = OUTPUTS - KV_SIZE
-    column = _first_of(pair, DIM)[:, None]
-    present = (row < rows)[None, :] & (column < OUTPUTS)
-    turning = present & (column < KEYS_END)
-    angle = row[None, :] * DIM + (pair % (DIM // 2))[:, None]
-    cosine = tl.load(cosines + angle, mask=turning, other=1.0)
-    sine = tl.load(sines + DIM // 2 + angle, mask=turning, other=0.0)
-    slot = tl.load(slots + row, mask=row < rows, other=-1).to(tl.int64)[None, :]
-    kv_target = tl.where(
-        column < KEYS_END, keys + (slot * KV_SIZE + column - QUERIES), values + (slot * KV_SIZE + column - KEYS_END)
-    )
-    target = tl.where(column < QUERIES, queries + (row[None, :] * QUERIES + column), kv_target)
-    stored = present & ((column < QUERIES) | (slot >= 0))
-    tl.store(target, (first * cosine - second * sine).to(queries.dtype.element_ty), mask=stored)
-    tl.store(target + DIM // 2, (second * cosine + first * sine).to(queries.dtype.element_ty), mask=stored)
+    kept = slot * KV_SIZE + column
+    kv_target = tl.where(column < KEYS_END, keys + (kept - QUERIES), values + (kept - KEYS_END))
+    target = tl.where(column < QUERIES, queries + (row * QUERIES + column), kv_target)
+    return target, (row < rows) & (column < OUTPUTS) & ((column < QUERIES) | (slot >= 0))
 
 
 @triton.jit
