@@ -121,13 +121,14 @@ def attend_all() -> None:
 
 
 def multiply_all() -> None:
-    """Matrices of Llama-3.2-1B, and one that no tile divides."""
+    """Matrices of Llama-3.2-1B, one of Llama-3.1-8B, and one that no tile divides."""
     x, wide, norm_weight = empty(5, 2048), empty(5, 8192), empty(2048)
     skinny.product(x, empty(3072, 2048), norm=norm_weight, eps=1e-5, bias=empty(3072))
     skinny.product(x, empty(16384, 2048), norm=norm_weight, eps=1e-5, gated=True)
     turn = Turn(*empty(2, 5, 1, 64, dtype=torch.float32), *empty(2, 64, 8, 64), ints(5))
     skinny.product(x, empty(3072, 2048), norm=norm_weight, eps=1e-5, turn=turn)
     skinny.product(wide, empty(2048, 8192), residual=empty(5, 2048))  # split
+    skinny.product(empty(20, 4096), empty(28672, 4096), norm=empty(4096), gated=True)  # the most shared memory
     skinny.product(empty(33, 2048), empty(128256, 2048))
     skinny.product(empty(5, 100), empty(61, 100), bias=empty(61), residual=empty(5, 61))
     skinny.product(empty(5, 64, dtype=torch.float32), empty(96, 64, dtype=torch.float32))
