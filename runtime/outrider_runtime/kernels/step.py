@@ -193,6 +193,16 @@ def commit(
     )
 
 
+def stands_by_lot(lengths: Tensor, slots: Tensor, lots: Tensor) -> Tensor:
+    """lots[slots, lengths[slots] modulo their number], which is a power of two: [requests] int32."""
+    requests = len(slots)
+    stands = torch.empty(requests, dtype=torch.int32, device=slots.device)
+    _stands_by_lot[(triton.cdiv(requests, TOKENS),)](
+        lengths, slots, lots, stands, requests, LOTS=lots.shape[1], BLOCK=TOKENS
+    )
+    return stands
+
+
 @triton.jit
 def _update_tables(
     block_tables: tl.tensor,
@@ -389,6 +399,23 @@ def _place(
     column = tl.minimum(tl.load(first + row, mask=there, other=0) + turn, last_column)
     draft = tl.load(drafts + row * draft_stride + turn, mask=there, other=0)
     tl.store(texts + slot * stride + column, draft, mask=there)
+
+
+@triton.jit
+def _stands_by_lot(
+    lengths: tl.tensor,
+    slots: tl.tensor,
+    lots: tl.tensor,
+    stands: tl.tensor,
+    requests: tl.tensor,
+    LOTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    request = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    there = request < requests
+    slot = tl.load(slots + request, mask=there, other=0)
+    length = tl.load(lengths + slot, mask=there, other=0)
+    tl.store(stands + request, tl.load(lots + slot * LOTS + (length & (LOTS - 1)), mask=there, other=0), mask=there)
 
 
 @triton.jit

@@ -149,4 +149,8 @@ def draw_lots(accepted_length: float, slots: int, device: torch.device) -> Tenso
 
 def stands_by_lot(state: DeviceState, feed: Feed, lots: Tensor) -> Tensor:
     """How many drafts stand, [N + 1]. Cheap, so that it does not count in what is measured."""
+    if lots.is_cuda:
+        from outrider_runtime.kernels import step
+
+        return step.stands_by_lot(state.lengths, feed.slots, lots)
     return lots[feed.slots, state.lengths[feed.slots] & (LOTS - 1)]

@@ -169,6 +169,7 @@ def step_all() -> None:
     step.tails(texts, ints(4), tables, ints(4), ints(4), ints(4), 2, **at)
     step.drafts_ahead(per_slot, tables, ints(4), ints(4), ints(4), 3, **at)
     step.place(texts, ints(4), ints(4), ints(4, 5))
+    step.stands_by_lot(per_slot, per_request, ints(SLOTS + 1, 4096))
     for stands in (None, per_request):
         step.commit(texts, per_slot, *[per_request] * 4, ints(TOKENS), ints(SLOTS), ints(SLOTS, 8), stands)
     follow.entries(texts, per_slot, tables, *[per_request] * 3, ints(TOKENS), ints(TOKENS), nobody=SLOTS, **at)

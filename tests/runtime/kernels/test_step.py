@@ -139,6 +139,14 @@ def test_drafts_are_placed_behind_texts_and_never_past_the_last_column():
     assert torch.equal(ours.tokens, theirs.tokens)
 
 
+def test_lots_are_drawn_as_the_definition_says():
+    rig = Rig(0, padded=True)
+    state = rig.states[0]
+    lots = verify.draw_lots(2.5, SLOTS + 1, "cpu")
+    expected = verify.stands_by_lot(state, rig.feed, lots)
+    assert step.stands_by_lot(state.lengths, rig.feed.slots, lots).tolist() == expected.tolist()
+
+
 @pytest.mark.parametrize("by_lot", [False, True])
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("seed", range(8))
