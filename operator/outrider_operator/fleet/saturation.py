@@ -163,7 +163,7 @@ def _turned(memory: Memory, state: SpeculationState, reason: str, at: float) -> 
 def _subject(speculation: SpeculativeDecoding) -> str:
     """Hash of what speculation is about: another mode, method, draft or tree starts over."""
     draft, tree = speculation.draft, speculation.tree
-    about = [speculation.mode, speculation.effective_method, draft and [draft.uri, draft.revision]]
+    about: list[object] = [speculation.mode, speculation.effective_method, draft and [draft.uri, draft.revision]]
     if tree is not None:  # without one the hash is what older operators made of it, or an upgrade would start all over
         about.append([tree.top_k, tree.max_tokens])
     return digest(about, 8)
