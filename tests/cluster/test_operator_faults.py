@@ -18,6 +18,7 @@ from outrider_operator.leader import LeaseLost
 pytest_plugins = ["tests.cluster.operator_fixtures"]
 
 CHILD_AND_STATUS_WRITES = 6  # Secret, ConfigMap, Deployment, Service, PodDisruptionBudget, status
+IMPATIENT = {"retry_seconds": 0.01, "retry_limit_seconds": 0.02}  # where a dozen failures follow each other
 
 
 def _content(body: dict[str, Any]) -> Any:
@@ -99,7 +100,7 @@ def _failing(times: int, fault: Callable[[], Exception]) -> Callable[[str, str, 
 
 @pytest.mark.parametrize("name", FAULTS)
 async def test_every_request_may_fail_before_it_is_done(rig: Rig, name: str) -> None:
-    await rig.operator(before=_failing(2, FAULTS[name]))
+    await rig.operator(settings=IMPATIENT, before=_failing(2, FAULTS[name]))
     await rig.create(smallest())
     await eventually(rig.is_settled, "children and status", 40)
     await eventually(lambda: _accepted(rig), "it is accepted")
@@ -107,7 +108,7 @@ async def test_every_request_may_fail_before_it_is_done(rig: Rig, name: str) -> 
 
 @pytest.mark.parametrize("name", ["500", "timeout"])
 async def test_every_request_may_be_done_and_its_answer_lost(rig: Rig, name: str) -> None:
-    await rig.operator(after=_failing(1, FAULTS[name]))
+    await rig.operator(settings=IMPATIENT, after=_failing(1, FAULTS[name]))
     await rig.create(smallest())
     await eventually(rig.is_settled, "children and status", 40)
     await eventually(lambda: _accepted(rig), "it is accepted")

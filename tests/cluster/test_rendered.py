@@ -53,11 +53,12 @@ def test_the_api_server_takes_every_field_and_keeps_it(
     seen = observed(parts, model=replace(model(parts), namespace=namespace))
     planned = plan(seen, Defaults("outrider-runtime:1", network_policy=True))
     assert planned.refusal is None
-    for child in (admin_secret(seen.model), *planned.children):
-        file = tmp_path / "child.json"
-        file.write_text(json.dumps(child))
-        applied = kubectl(
-            *("apply", "--server-side", "--field-manager=outrider-operator", "--validate=strict"),
-            *("-n", namespace, "-f", str(file), "-o", "json"),
-        )
-        assert differences(child, json.loads(applied)) == [], child["kind"]
+    children = [admin_secret(seen.model), *planned.children]
+    file = tmp_path / "children.json"
+    file.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": children}))
+    applied = kubectl(
+        *("apply", "--server-side", "--field-manager=outrider-operator", "--validate=strict"),
+        *("-n", namespace, "-f", str(file), "-o", "json"),
+    )
+    for child, kept in zip(children, json.loads(applied)["items"], strict=True):
+        assert differences(child, kept) == [], child["kind"]

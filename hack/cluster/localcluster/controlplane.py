@@ -154,8 +154,7 @@ class ControlPlane:
         """Remove a namespace and all in it. Without controllers nobody else would: this does their part."""
         api = self.api
         if not self._controllers:
-            for path in _collections(api, name):
-                api.request("DELETE", path, {"propagationPolicy": "Background"})
+            api.delete(_collections(api, name), {"propagationPolicy": "Background"})
         answer = api.request("DELETE", f"/api/v1/namespaces/{name}")
         if not self._controllers:
             answer["spec"]["finalizers"] = []
