@@ -1,21 +1,18 @@
 """What sampling, log probabilities and n-gram matching cost on a CUDA device, in microseconds inside CUDA graphs.
 
-    python benchmarks/kernels_sampling.py [sampling] [search] [matching]
+    python benchmarks/kernels_sampling.py
 
-The logits are bfloat16 and stay where the head has just left them: in L2 as far as they fit. `search` compares tilings
-of the search for the winner, best first: SEARCHED of kernels/sampling.py is chosen by it.
+The logits are bfloat16 and stay where the head has just left them: in L2 as far as they fit.
 """
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
 from dataclasses import replace
 from statistics import median
 
 import torch
 
-from outrider_runtime.kernels import sampling as kernel
 from outrider_runtime.kernels.ngram import continuations
 from outrider_runtime.sampling.logprobs import logprobs
 from outrider_runtime.sampling.params import SamplingParams
@@ -37,40 +34,10 @@ KINDS = {
 }
 
 
-TILES = ((2048, 2), (2048, 4), (4096, 4), (4096, 8), (8192, 8), (8192, 16), (16384, 8), (16384, 16))  # part, warps
-
-
 def main() -> None:
-    parts = {"sampling": sampling, "search": search, "matching": matching}
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(parts)}; all if none is named")
-    chosen = parser.parse_args().parts
-    if unknown := set(chosen) - set(parts):
-        parser.error(f"no such part: {', '.join(sorted(unknown))}; there are {', '.join(parts)}")
     print(torch.__version__, torch.cuda.get_device_name())
-    for name in chosen or parts:
-        parts[name]()
-
-
-@torch.inference_mode()
-def search() -> None:
-    print(f"\nsearch, us by part x warps; {VOCAB} tokens")
-    tables = {name: _table(KINDS[name]) for name in ("GREEDY", "NOISE")}
-    chosen = kernel.SEARCHED
-    for rows in (1, 64, 256, 1280):
-        logits, slots, positions = _rows(rows)
-        for name, table in tables.items():
-            times: dict[tuple[int, int], float] = {}
-            for tile in TILES:
-                kernel.SEARCHED = ((rows, *tile),)
-                times[tile] = _microseconds(
-                    lambda name=name, table=table, logits=logits, slots=slots, positions=positions: sample(
-                        logits, slots, positions, table, mode_of(KINDS[name])
-                    )
-                )
-            best = sorted(times, key=times.__getitem__)
-            print(f"{rows:5} {name:6}", *(f"{part}x{warps} {times[part, warps]:.1f} " for part, warps in best))
-    kernel.SEARCHED = chosen
+    sampling()
+    matching()
 
 
 @torch.inference_mode()
@@ -79,7 +46,11 @@ def sampling() -> None:
     print(f"\nsampling, us; {VOCAB} tokens\n" + " rows", *(name.rjust(18) for name in (*KINDS, *others)))
     tables = {name: _table(params) for name, params in KINDS.items()}
     for rows in ROWS:
-        logits, slots, positions = _rows(rows)
+        logits = torch.randn(rows, VOCAB, device="cuda").mul_(2)
+        logits[:, ::331] += 7  # a few hundred candidates above a broad mass
+        logits = logits.to(torch.bfloat16)
+        slots = torch.arange(rows, device="cuda", dtype=torch.int32) % SLOTS
+        positions = torch.full_like(slots, TEXT)
 
         def draw(
             name: str, logits: torch.Tensor = logits, slots: torch.Tensor = slots, positions: torch.Tensor = positions
@@ -108,14 +79,6 @@ def matching() -> None:
             time = _microseconds(lambda texts=texts, slots=slots, ends=ends: continuations(texts, slots, ends, 4, 2, 4))
             times.append(time)
         print(f"{rows:4}", *(f"{time:16.1f}" for time in times))
-
-
-def _rows(count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Logits, slots and positions."""
-    logits = torch.randn(count, VOCAB, device="cuda").mul_(2)
-    logits[:, ::331] += 7  # a few hundred candidates above a broad mass
-    slots = torch.arange(count, device="cuda", dtype=torch.int32) % SLOTS
-    return logits.to(torch.bfloat16), slots, torch.full_like(slots, TEXT)
 
 
 def _table(params: SamplingParams) -> SamplingTable:

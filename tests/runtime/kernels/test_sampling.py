@@ -57,7 +57,6 @@ def logits_of(rows: int, vocab: int) -> torch.Tensor:
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch):
     monkeypatch.setattr(sampling, "PART", 32)
-    monkeypatch.setattr(sampling, "SEARCHED", ((4, 32, 4), (1 << 31, 16, 4)))
     monkeypatch.setattr(sampling, "TEXT_PROGRAMS", 2)
 
 
