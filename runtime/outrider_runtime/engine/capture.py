@@ -16,7 +16,7 @@ from outrider_runtime.sampling.table import Mode
 from outrider_runtime.speculation.allocation import Captured
 
 COMMON_REQUESTS = (16, 8, 4, 2, 1)  # running ones that a server meets first
-FEW_QUERIES = 17  # a token and the longest draft: up to here, attention counts a request as small
+FEW_QUERIES = 17  # a token and the longest chain of drafts
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +77,21 @@ class Widths:
     extends: bool = False
     draft_sizes: tuple[int, ...] = ()  # drafts by turns, where they are not as many
 
+    def drafts(self, turns: int) -> int:
+        return self.draft_sizes[turns] if self.draft_sizes else turns
+
+    @property
+    def few(self) -> int:
+        """Tokens of a request in a step that counts as small: whatever decodes brings no more."""
+        return max(FEW_QUERIES, 1 + max(self.draft_sizes, default=0))
+
 
 def first(widths: Widths, draft_tokens: int) -> list[Program]:
     """What a server must not be without when it is ready: a long prompt, and a few requests that decode plainly or
     draft as many tokens as the policy in force says. The widest of each kind come first: what they need of the pool
     serves the others."""
     common = [requests for requests in COMMON_REQUESTS if requests <= widths.requests[-1]]
-    drafts = widths.draft_sizes[draft_tokens] if widths.draft_sizes else draft_tokens
+    drafts = widths.drafts(draft_tokens)
     turns = (1, 1 + drafts) if drafts else (1,)
     by_turn = {turn: [bucket(widths.rows, min(n * turn, widths.rows[-1])) for n in common] for turn in turns}
     tokens = sorted({width for each in by_turn.values() for width in each})[::-1]
@@ -122,7 +130,7 @@ def rest(widths: Widths, done: list[Program]) -> list[Program]:
         if not narrow or width <= widths.requests[-1]
     ]
     programs += [Sample(width, mode) for mode in Mode for width in reversed(widths.rows)]
-    programs += [Forward(width, small=False) for width in reversed(widths.tokens) if width > FEW_QUERIES]
+    programs += [Forward(width, small=False) for width in reversed(widths.tokens) if width > widths.few]
     programs += [DraftRead(width) for width in reversed(widths.tokens) if widths.reads]
     programs += [loop for loop in loops if loop.mode is not Mode.FULL]
     programs = [*_extends(widths, programs), *programs]
@@ -140,7 +148,7 @@ def _extends(widths: Widths, programs: list[Program]) -> list[Program]:
 def wanted(widths: Widths, requests: int, longest: int, mode: Mode) -> Iterator[Program]:
     """What so many requests need to draft up to so many tokens each: the most first."""
     for length in reversed(widths.lengths):
-        tokens = requests * (1 + length)
+        tokens = requests * (1 + widths.drafts(length))
         if length <= longest and tokens <= widths.rows[-1]:
             width = bucket(widths.tokens, tokens)
             programs: list[Program] = [Forward(width, small=True), Sample(bucket(widths.rows, tokens), mode)]

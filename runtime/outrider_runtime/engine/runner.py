@@ -16,7 +16,7 @@ from torch import Tensor
 
 from outrider_runtime.config import EngineConfig
 from outrider_runtime.engine import capture
-from outrider_runtime.engine.capture import FEW_QUERIES, Draft, DraftRead, Extend, Forward, Program, Sample, Widths
+from outrider_runtime.engine.capture import Draft, DraftRead, Extend, Forward, Program, Sample, Widths
 from outrider_runtime.engine.device_step import drawing, gather_batch, update_tables
 from outrider_runtime.engine.feed import AT_THE_END, BlockUpdate, Feed, FeedBuffer, FeedShape, Share, shape_of
 from outrider_runtime.engine.request import Request
@@ -155,8 +155,7 @@ class Runner:
                 chunks = _drafting_first(chunks)
                 feed = self._feed(chunks, updates)
                 self._meant.fill_(self._most_drafts)
-        few = max(FEW_QUERIES, 1 + self._most_drafts)
-        small = all(chunk.length + chunk.draft_length <= few for chunk in chunks)
+        small = all(chunk.length + chunk.draft_length <= self.widths.few for chunk in chunks)
         narrow = all(chunk.length + chunk.draft_length == 1 for chunk in chunks)
         self._forward(feed, small=small, narrow=narrow)
         if any(chunk.samples for chunk in chunks):
@@ -189,7 +188,7 @@ class Runner:
     def captured_sizes(self, mode: Mode, longest: int) -> Captured:
         """What a step that samples in this way may be padded to without capturing anything; the request that brings
         most tokens, drafts apart, brings `longest`."""
-        key, count = (mode, longest <= FEW_QUERIES), len(self._graphs)
+        key, count = (mode, longest <= self.widths.few), len(self._graphs)
         if (known := self._captured_sizes.get(key)) is None or known[0] != count:
             known = count, capture.captured_sizes(self.sizes, self.captured, *key)
             self._captured_sizes[key] = known
@@ -304,15 +303,14 @@ class Runner:
         def program() -> None:
             update_tables(self._state, feed)
             shape = self.target.attention_shape
+            places = self._places[:tokens]
             if self._tree is None or narrow:
-                batch = gather_batch(self._state, feed, self._cache, shape, small=small, narrow=narrow)
-                places = batch.positions
+                batch = gather_batch(self._state, feed, self._cache, shape, places, small=small, narrow=narrow)
             else:
                 depth = self._tree.depth
-                batch, places = gather_tree_batch(self._state, feed, self._cache, shape, small=small, depth=depth)
-            self._positions[:tokens] = batch.positions
+                batch = gather_tree_batch(self._state, feed, self._cache, shape, places, small=small, depth=depth)
             if self._tree is not None:
-                self._places[:tokens] = places
+                self._positions[:tokens] = batch.positions
             self._hidden[:tokens] = self.target(batch, self._cache)
 
         self._graphs.run(Forward(tokens, small, narrow), program)

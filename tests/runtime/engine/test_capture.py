@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from tests.runtime.engine.driver import assert_all_free, make_engine, naive, run
 from tests.runtime.tiny import tiny_pair
 
 from outrider_runtime.engine import runner
-from outrider_runtime.engine.capture import Draft, DraftRead, Forward, Program, Sample, Widths, first, rest
+from outrider_runtime.engine.capture import Draft, DraftRead, Forward, Program, Sample, Widths, first, rest, wanted
 from outrider_runtime.engine.device_step import place, update_tables
 from outrider_runtime.engine.feed import FeedBuffer, FeedShape
 from outrider_runtime.engine.messages import AddRequest
 from outrider_runtime.engine.state import DeviceState
-from outrider_runtime.graphs import Graphs, buckets
+from outrider_runtime.graphs import Graphs, bucket, buckets
 from outrider_runtime.sampling.params import SamplingParams
 from outrider_runtime.sampling.table import Mode
 from outrider_runtime.speculation.verify import commit
@@ -62,6 +64,21 @@ def test_everything_comes_once_and_is_of_a_width_that_steps_are_padded_to(widths
         (requests, length) for requests in widths.requests for length in widths.lengths
     }
     assert {each.tokens for each in of(DraftRead, programs)} == (set(widths.tokens) if widths.reads else set())
+
+
+TREES = replace(WIDTHS, draft_sizes=(0, 8, 20, 26, 26))
+
+
+def test_requests_that_draft_trees_need_as_wide_a_forward_as_their_trees_are():
+    programs = list(wanted(TREES, 3, 2, Mode.GREEDY))
+    assert Forward(bucket(WIDTHS.tokens, 63), small=True) in programs
+    assert Draft(bucket(WIDTHS.requests, 3), 2, Mode.GREEDY) in programs
+
+
+@pytest.mark.parametrize(("widths", "few"), [(WIDTHS, 17), (TREES, 27)])
+def test_a_step_of_no_more_tokens_than_a_tree_has_is_small_and_captured_as_such_alone(widths, few):
+    assert widths.few == few
+    assert min(each.tokens for each in of(Forward, rest(widths, [])) if not each.small) > few
 
 
 @pytest.mark.parametrize("kind", [Forward, Sample, Draft, DraftRead])
