@@ -29,11 +29,18 @@ def update_tables(state: DeviceState, feed: Feed) -> None:
 
 
 def gather_batch(
-    state: DeviceState, feed: Feed, cache: KVCache, shape: AttentionShape, *, small: bool, narrow: bool = False
+    state: DeviceState,
+    feed: Feed,
+    cache: KVCache,
+    shape: AttentionShape,
+    places: Tensor | None = None,
+    *,
+    small: bool,
+    narrow: bool = False,
 ) -> Batch:
-    """The feed's tokens as a model takes them, drafts included. `small`: no request brings more than a few; `narrow`:
-    not more than two."""
-    token_ids, positions, slots, contexts = gathered(state, feed, cache)
+    """The feed's tokens as a model takes them, drafts included. `places` [T] int32 become their positions. `small`: no
+    request brings more than a few; `narrow`: not more than two."""
+    token_ids, positions, slots, contexts = gathered(state, feed, cache, places)
     plan = attention_plan(
         feed.query_starts,
         contexts,
@@ -49,10 +56,14 @@ def gather_batch(
     return Batch(token_ids, positions, slots, plan)
 
 
-def gathered(state: DeviceState, feed: Feed, cache: KVCache) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Token ids, positions and KV slots, [T] each, and the contexts of the N requests, int32 all."""
+def gathered(
+    state: DeviceState, feed: Feed, cache: KVCache, places: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Token ids, positions and KV slots, [T] each, and the contexts of the N requests, int32 all. The positions are
+    written to `places`, if there are any."""
     if not state.tokens.is_cuda:
-        return gather(state, feed, cache)
+        token_ids, positions, slots, contexts = gather(state, feed, cache)
+        return token_ids, positions if places is None else places.copy_(positions), slots, contexts
     from outrider_runtime.kernels import step
 
     return step.gather(
@@ -65,6 +76,7 @@ def gathered(state: DeviceState, feed: Feed, cache: KVCache) -> tuple[Tensor, Te
         feed.written,
         feed.query_starts,
         feed.owners,
+        places,
         block_size=cache.block_size,
         nowhere=cache.nowhere,
     )

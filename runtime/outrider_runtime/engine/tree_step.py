@@ -26,11 +26,11 @@ def place_trees(state: DeviceState, slots: Tensor, first: Tensor, drafts: Tensor
 
 
 def gather_tree_batch(
-    state: DeviceState, feed: Feed, cache: KVCache, shape: AttentionShape, *, small: bool, depth: int
-) -> tuple[Batch, Tensor]:
-    """device_step.gather_batch() of a feed whose drafts form trees, none deeper than `depth`; and the positions of the
-    tokens' KV, [T] int32, which after verification are those of the tokens that stand."""
-    token_ids, places, slots, contexts = gathered(state, feed, cache)
+    state: DeviceState, feed: Feed, cache: KVCache, shape: AttentionShape, places: Tensor, *, small: bool, depth: int
+) -> Batch:
+    """device_step.gather_batch() of a feed whose drafts form trees, none deeper than `depth`. `places` [T] int32 become
+    the positions of the tokens' KV, which after verification are those of the tokens that stand."""
+    token_ids, _, slots, contexts = gathered(state, feed, cache, places)
     positions, ancestors = branches(state, feed, places, depth)
     plan = attention_plan(
         feed.query_starts,
@@ -44,7 +44,7 @@ def gather_tree_batch(
         small=small,
         ancestors=ancestors,
     )
-    return Batch(token_ids, positions, slots, plan), places
+    return Batch(token_ids, positions, slots, plan)
 
 
 def branches(state: DeviceState, feed: Feed, positions: Tensor, depth: int) -> tuple[Tensor, Tensor]:

@@ -31,13 +31,16 @@ def gather(
     written: Tensor,
     query_starts: Tensor,
     owners: Tensor,
+    positions: Tensor | None = None,
     *,
     block_size: int,
     nowhere: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """A feed's token ids, positions and KV slots, [tokens] int32 each, and its requests' contexts, [requests]."""
+    """A feed's token ids, positions and KV slots, [tokens] int32 each, and its requests' contexts, [requests]. The
+    `positions` are written where they are to be, if that is given."""
     tokens, requests = len(owners), len(slots) - 1
-    ids, positions, kv_slots = torch.empty(3, tokens, dtype=torch.int32, device=owners.device).unbind(0)
+    ids, kv_slots = torch.empty(2, tokens, dtype=torch.int32, device=owners.device).unbind(0)
+    positions = torch.empty_like(ids) if positions is None else positions
     contexts = torch.empty(requests, dtype=torch.int32, device=owners.device)
     _gather[(max(triton.cdiv(tokens, TOKENS), triton.cdiv(requests, TOKENS)),)](
         texts,

@@ -59,7 +59,8 @@ class Machine:
 
     def verify(self, feed: Feed) -> None:
         shape = self.model.attention_shape
-        batch, _ = gather_tree_batch(self.state, feed, self.cache, shape, small=True, depth=DEPTH)
+        places = torch.zeros_like(feed.owners)
+        batch = gather_tree_batch(self.state, feed, self.cache, shape, places, small=True, depth=DEPTH)
         hidden = self.model(batch, self.cache).clone()
         slots, positions = feed.slots[feed.owners[feed.rows]], batch.positions[feed.rows] + 1
         sampled = sample(self.model.logits(hidden[feed.rows]), slots, positions, self.table, Mode.NOISE)

@@ -76,6 +76,7 @@ def test_tables_tokens_and_places_are_those_of_the_definition(seed, padded):
     device_step.update_tables(theirs, rig.feed)
     step.update_tables(ours.block_tables, rig.feed.update_slots, rig.feed.update_indices, rig.feed.update_blocks)
     assert torch.equal(ours.block_tables[:SLOTS], theirs.block_tables[:SLOTS])
+    places = torch.zeros_like(rig.feed.owners) if padded else None
     found = step.gather(
         ours.tokens,
         ours.lengths,
@@ -86,11 +87,14 @@ def test_tables_tokens_and_places_are_those_of_the_definition(seed, padded):
         rig.feed.written,
         rig.feed.query_starts,
         rig.feed.owners,
+        places,
         block_size=SIZE,
         nowhere=rig.cache.nowhere,
     )
-    for one, other in zip(found, device_step.gather(theirs, rig.feed, rig.cache), strict=True):
+    expected = device_step.gather(theirs, rig.feed, rig.cache)
+    for one, other in zip(found, expected, strict=True):
         assert one.tolist() == other.tolist()
+    assert places is None or places.tolist() == expected[1].tolist()
 
 
 @pytest.mark.parametrize("padded", [False, True])
