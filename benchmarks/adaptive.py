@@ -30,7 +30,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "runtime")]
 
 import torch  # noqa: E402
 from benchmarks.agreement import Circle, agree, build, build_head, prompt, prompt_to_copy  # noqa: E402
-from benchmarks.decode import LLAMA, SHAPES, capture, make_engine, met_by, settings  # noqa: E402
+from benchmarks.decode import LLAMA, SHAPES, capture, make_engine, measuring, met_by, settings  # noqa: E402
 
 from outrider_runtime.config import HEADS  # noqa: E402
 from outrider_runtime.engine.engine import Engine  # noqa: E402
@@ -175,10 +175,11 @@ def measure(site: Site, text: Text, concurrency: int, length: int | None, window
     before, begin = site.engine.stats(), time.perf_counter()
     tokens = 0
     lengths = []
-    while tokens < window * concurrency:
-        came, effective = traffic.step(concurrency)
-        tokens += came
-        lengths.append(effective)
+    with measuring(site.engine, f"{site.pair} at {concurrency}"):
+        while tokens < window * concurrency:
+            came, effective = traffic.step(concurrency)
+            tokens += came
+            lengths.append(effective)
     seconds = time.perf_counter() - begin
     after = site.engine.stats()
     traffic.end()

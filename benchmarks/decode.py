@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -205,6 +206,15 @@ def graphs(engine: Engine) -> set[Program]:
     return set(engine._runner._graphs._graphs)
 
 
+@contextmanager
+def measuring(engine: Engine, what: str) -> Iterator[None]:
+    """Says so if a graph is captured in spite of all."""
+    known = graphs(engine)
+    yield
+    if late := graphs(engine) - known:
+        print(f"captured while {what} was measured: {late}", file=sys.stderr, flush=True)
+
+
 def met_by(options: argparse.Namespace, engine: Engine) -> Callable[[Program], bool]:
     """Whether requests as these can meet a program: they end at different steps, so any number of them may be left."""
     runner, most = engine._runner, max(options.concurrency)
@@ -270,18 +280,16 @@ def measure(options: argparse.Namespace, engine: Engine, vocab_size: int) -> Ite
     tree = tree_of(options)
     for concurrency in options.concurrency:
         run(engine, concurrency, min(options.input, 128), FEW, vocab_size, options.temperature)
-        known = graphs(engine)
         rates, steps, firsts, yields = [], [], [], []
-        for _ in range(options.repeats):
-            short = run(engine, concurrency, options.input, FEW, vocab_size, options.temperature)
-            long = run(engine, concurrency, options.input, options.output + FEW, vocab_size, options.temperature)
-            seconds = long.seconds - short.seconds
-            rates.append(concurrency * options.output / seconds)
-            steps.append(1000 * seconds / max(1, long.steps - short.steps))
-            yields.append((long.tokens - short.tokens) / max(1, long.steps - short.steps) / concurrency)
-            firsts.append(long.first_tokens)
-        if late := graphs(engine) - known:
-            print(f"captured while {concurrency} streams were measured: {late}", file=sys.stderr, flush=True)
+        with measuring(engine, f"{options.method} at {concurrency}"):
+            for _ in range(options.repeats):
+                short = run(engine, concurrency, options.input, FEW, vocab_size, options.temperature)
+                long = run(engine, concurrency, options.input, options.output + FEW, vocab_size, options.temperature)
+                seconds = long.seconds - short.seconds
+                rates.append(concurrency * options.output / seconds)
+                steps.append(1000 * seconds / max(1, long.steps - short.steps))
+                yields.append((long.tokens - short.tokens) / max(1, long.steps - short.steps) / concurrency)
+                firsts.append(long.first_tokens)
         yield Row(
             shape=options.shape,
             method=options.method,
