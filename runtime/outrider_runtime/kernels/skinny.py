@@ -291,8 +291,8 @@ def _fetch_turn(
     KV_SIZE: tl.constexpr,
     WIDTH: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """What a tile's pairs turn by, values by nothing, and where rows are stored: ahead of the weights, to have it when
-    they are multiplied."""
+    """What a tile's pairs turn by, values by nothing, and the slots of rows: asked for before the weights, it has come
+    when these are multiplied."""
     pair = tile * (WIDTH // 2) + tl.arange(0, WIDTH // 2)
     turning = (row < rows)[None, :] & (_first_of(pair, DIM) < OUTPUTS - KV_SIZE)[:, None]
     angle = row[None, :] * DIM + (pair % (DIM // 2))[:, None]
