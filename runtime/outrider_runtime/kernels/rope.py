@@ -1,7 +1,8 @@
 """Rotary embedding: a step's cosines and sines, and what lies between a layer's projection and its attention.
 
-Where few rows are projected, kernels.skinny does the latter on the way. Doing it in the attention kernel when a step only decodes was tried and does not pay: on an H200 that takes 9.9
-us a layer for one request and 99 for 256, apart it is 2.0 + 7.2 and 3.1 + 56.
+Where few rows are projected, kernels.skinny does the latter on the way. Doing it in the attention kernel when a step
+only decodes was tried and does not pay: on an H200 that takes 9.9 us a layer for one request and 99 for 256, apart it
+is 2.0 + 7.2 and 3.1 + 56.
 """
 
 from __future__ import annotations
