@@ -17,10 +17,11 @@ from torch import Tensor
 from outrider_runtime.layers.attention import AttentionShape, PagedPlan, Tile, Tuning, WorkList
 
 MAX_COUNTERS = 1 << 16  # (tile, KV head) pairs of one launch
+LONE = 8  # tokens of a batch that leaves most processors without work: what counts is how soon a part is done
+WIDE = 192  # of one that keeps them busy with more and smaller tiles
 # For batches of up to so many tokens: the least of a context's part, and the most parts.
-SPLITTING = ((8, 64, 16), (63, 512, 16), (MAX_COUNTERS, 2048, 4))
+SPLITTING = ((LONE, 32, 16), (63, 512, 16), (MAX_COUNTERS, 2048, 4))
 MIXED_SPLITTING = (512, 4)  # beside prompts: the few that decode are not to take longer than these
-WIDE = 192  # tokens of a batch that keeps the processors busy with more and smaller tiles
 LOG2_E = tl.constexpr(1.4426950408889634)
 MOST_OWN = tl.constexpr(64)  # tokens of a tree: a bit each
 FIELDS = 10  # of a work item, each a row of WorkList.items
@@ -47,7 +48,10 @@ def tuning_for(dtype: torch.dtype, dim: int, tokens: int, *, mixed: bool = False
         if dim <= 64:
             narrow = Tile(rows=16, keys=64, stages=3, warps=2, per_processor=4)
         small = Tile(rows=64, keys=64, stages=3, warps=4, per_processor=2)
-        if tokens >= WIDE and not mixed:
+        if tokens <= LONE:
+            small = narrow if dim > 64 else Tile(rows=64, keys=32, stages=2, warps=4, per_processor=2)
+            narrow = small
+        elif tokens >= WIDE and not mixed:
             small = Tile(rows=32, keys=32, stages=3, warps=2, per_processor=4)
         large = Tile(rows=128, keys=64, stages=3, warps=8, per_processor=1)
     split_tokens, max_splits = next(split for most, *split in SPLITTING if tokens <= most)
