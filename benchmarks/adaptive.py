@@ -58,6 +58,7 @@ QUICK = {
     "parts": ["levels"],
     "levels": [1, 16, 64, 128, 256],
     "fixed": [1, 2, 3, 4, 6],
+    "num_speculative_tokens": 6,
     "window": 0.5,
     "settle": 16,
 }

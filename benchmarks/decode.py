@@ -187,8 +187,12 @@ def make_engine(options: argparse.Namespace, target: LlamaForCausalLM, draft: We
         ),
     )
     engine = Engine(config, target, draft, max_model_len=longest)
-    engine.force_accepted_length(options.accepted_length)
+    engine.force_accepted_length(accepted_length(options))
     return engine
+
+
+def accepted_length(options: argparse.Namespace) -> float | None:
+    return None if options.method == "none" else options.accepted_length
 
 
 def capture(engine: Engine, met: Callable[[Program], bool]) -> None:
@@ -299,7 +303,7 @@ def measure(options: argparse.Namespace, engine: Engine, vocab_size: int) -> Ite
             concurrency=concurrency,
             input=options.input,
             output=options.output,
-            accepted_length=None if options.method == "none" else options.accepted_length,
+            accepted_length=accepted_length(options),
             tokens_per_second=round(statistics.median(rates), 1),
             step_ms=round(statistics.median(steps), 3),
             tokens_per_step=round(statistics.median(yields), 3),

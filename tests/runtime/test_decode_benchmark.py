@@ -48,7 +48,7 @@ def rows(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[list[dict
     [
         *((method, []) for method in ("none", "draft-model", *HEADS)),
         *((head, TREE) for head in HEADS),
-        ("ngram", ["--temperature", "1"]),
+        *((method, ["--temperature", "1"]) for method in ("ngram", "suffix")),
     ],
 )
 def test_nothing_is_captured_while_it_is_measured(monkeypatch, capsys, method, more):
