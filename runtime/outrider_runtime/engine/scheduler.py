@@ -173,8 +173,8 @@ class Scheduler:
         end = min(request.longest + wanted + self._followed, self._max_model_len)
         if self._missing(request, end) <= self._spare:
             self._grow(request, end)
-        # What has no place in them cannot stand (speculation/verify.py); but a draft that follows needs one more, behind
-        # whatever stands.
+        # What has no place in them cannot stand (speculation/verify.py); behind what stands, a draft that follows needs
+        # one more.
         end = request.longest + 1 if self._followed else request.shortest
         wanted = min(wanted, len(request.blocks) * self._block_size - end)
         return Chunk(request, request.shortest - 1, 1, max(0, wanted), decodes=True, samples=True)

@@ -1,17 +1,24 @@
-"""Verifiers and noises that are wrong, each in one way: what the checks must reject."""
+"""Verifiers, noises and what a draft's state is held to be, each wrong in one way: what the checks must reject."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from outrider_runtime.engine import runner
 from outrider_runtime.engine.feed import Feed
+from outrider_runtime.engine.request import Request
+from outrider_runtime.engine.scheduler import Chunk
 from outrider_runtime.engine.state import DeviceState
-from outrider_runtime.kv.compaction import Path
+from outrider_runtime.kv.compaction import Path, compact_rows
+from outrider_runtime.kv.prefix import Digest, PrefixCache
 from outrider_runtime.sampling import noise
 from outrider_runtime.speculation import verify
+from outrider_runtime.speculation.draft_model import DraftModel
+from outrider_runtime.speculation.following import Following
 
 Walk = Callable[[DeviceState, Feed, Tensor, Tensor, Tensor, Tensor | None], None]
 
@@ -85,6 +92,43 @@ def takes_the_row_of_a_sibling(
 TREE_VERIFIERS: dict[str, TreeWalk] = {
     "accepts the first branch": accepts_the_first_branch,
     "takes the row of a sibling": takes_the_row_of_a_sibling,
+}
+
+
+def _counts_the_last_draft(self: DraftModel, request: Request, end: int, drafted: int, accepted: int) -> None:
+    """Behind which nothing was drafted, so that it was not read."""
+    if drafted > 0:
+        request.draft_computed = end + accepted
+
+
+def _counts_what_was_rejected(self: DraftModel, request: Request, end: int, drafted: int, accepted: int) -> None:
+    if drafted > 0:
+        request.draft_computed = end + drafted - 1
+
+
+def _follows_over_a_hole(self: Following, chunk: Chunk) -> bool:
+    return chunk.start == 0 or chunk.request.draft_computed >= chunk.request.shortest - 1
+
+
+publish = PrefixCache.publish
+
+
+def _publishes_what_is_not_read(self: PrefixCache, block: int, digest: Digest, *, draft_valid: bool = False) -> None:
+    publish(self, block, digest, draft_valid=True)
+
+
+def _leaves_hidden_states(rows: Tensor, firsts: Tensor, path: Path) -> None:
+    if not rows.is_floating_point():
+        compact_rows(rows, firsts, path)
+
+
+# A method, and where in it what is replaced by what.
+STATES: dict[str, tuple[str, Any, str, Any]] = {
+    "counts the last draft": ("worse draft", DraftModel, "observe", _counts_the_last_draft),
+    "counts what was rejected": ("worse draft", DraftModel, "observe", _counts_what_was_rejected),
+    "follows over a hole": ("EAGLE-1", Following, "follows", _follows_over_a_hole),
+    "publishes what is not read": ("worse draft", PrefixCache, "publish", _publishes_what_is_not_read),
+    "leaves hidden states where they are": ("EAGLE-1 tree", runner, "compact_rows", _leaves_hidden_states),
 }
 
 

@@ -1,4 +1,5 @@
-"""The comparison of texts finds a broken verifier, a forgotten cut and a wrong token, and lets near ties pass alone."""
+"""The comparison of texts finds a broken verifier, a forgotten cut and a wrong token, and lets near ties pass alone; a
+shadow of the draft's state finds what is not its text's."""
 
 from __future__ import annotations
 
@@ -8,9 +9,11 @@ import pytest
 import torch
 from tests.runtime.losslessness import plain as oracle
 from tests.runtime.losslessness.asked import GREEDY, Asked
-from tests.runtime.losslessness.broken import VERIFIERS
+from tests.runtime.losslessness.broken import STATES, VERIFIERS
 from tests.runtime.losslessness.compare import compared
+from tests.runtime.losslessness.events import happenings
 from tests.runtime.losslessness.plain import everything, generate, plain, speaking, target
+from tests.runtime.losslessness.shadow import Shadow
 from tests.runtime.tiny import reference_model
 
 from outrider_runtime.engine.request import Request
@@ -42,6 +45,20 @@ def test_a_forgotten_cut_is_found_out(monkeypatch):
 
 def _reason(request: Request, tokens: list[int]) -> str | None:
     return "length" if request.generated + len(tokens) >= request.params.max_tokens else None
+
+
+@pytest.mark.parametrize("fault", STATES)
+def test_a_draft_whose_state_is_not_its_texts_is_found_out(fault, monkeypatch):
+    method, owner, name, broken = STATES[fault]
+    shadow = Shadow(method)
+
+    def several() -> None:
+        for number in range(5):
+            happenings(str(number), method, shadow)
+
+    monkeypatch.setattr(owner, name, broken)
+    with pytest.raises(AssertionError, match="draft"):
+        several()
 
 
 def test_rounding_excuses_near_ties_and_nothing_else(monkeypatch):
