@@ -24,7 +24,7 @@ from outrider_runtime.speculation.suffix_index import Outputs, Text
 
 LONGEST = 8
 LEAST = (0.0, 0.1, 0.2, 0.3, 0.5)
-STREAMS = (1, 16, 64)
+STREAMS = (1, 16, 64, 256)
 PROMPT, OUTPUT = 64, 448  # words of a file
 CACHED = 262_144
 
