@@ -105,6 +105,7 @@ class Row:
     concurrency: int  # requests at once
     input: int  # tokens of each prompt
     output: int  # tokens of each request in the time that is measured
+    max_batched_tokens: int  # of a step, prompts' and drafts' together
     temperature: float
     accepted_length: float | None  # tokens that a step was made to yield each request: of a tree, its walked path
     tokens_per_second: float  # of all requests, while they decode
@@ -304,6 +305,7 @@ def measure(options: argparse.Namespace, engine: Engine, vocab_size: int) -> Ite
             concurrency=concurrency,
             input=options.input,
             output=options.output,
+            max_batched_tokens=options.max_batched_tokens,
             temperature=options.temperature,
             accepted_length=accepted_length(options),
             tokens_per_second=round(statistics.median(rates), 1),

@@ -21,10 +21,10 @@ heads() {
     decode "${few[@]}" --tree-top-k 8 --tree-max-tokens 32
 }
 
-# Prompts: time until all have their first token.
+# Prompts: time until all have their first token. Many at once by as many a step as peers read, too.
 prefill() {
     decode --method none --concurrency 1 --input 512 1024 4096 8192 --output 16 --repeats 5
-    decode --method none --concurrency 16 --input 4096 --output 16 --repeats 3
+    decode --method none --concurrency 16 --input 4096 --output 16 --repeats 3 --max-batched-tokens 8192
 }
 
 # Decoding behind long prompts.
