@@ -183,8 +183,9 @@ class Engine:
         idle = not self._scheduler.running  # since nobody knows when
         if self._awaits_results() and last is not None:
             self._flight, early = None, self._postprocess(last)
-        chunks = self._scheduler.schedule(self._allowed_tokens, expected)
-        launched = self._launch(chunks, None if idle else last) if chunks else None
+        follow = self._is_followed()
+        chunks = self._scheduler.schedule(self._allowed_tokens, expected, follow=follow)
+        launched = self._launch(chunks, None if idle else last, follow=follow) if chunks else None
         done = launched
         if self._overlap:
             done, self._flight = self._flight, launched
@@ -228,7 +229,16 @@ class Engine:
         allowed = self._flight is not None and self._allowed_tokens > 0
         return proposer is not None and proposer.awaits(self._flight.ticket.chunks if self._flight and allowed else ())
 
-    def _launch(self, chunks: Sequence[Chunk], last: _Flight | None) -> _Flight:
+    def _is_followed(self) -> bool:
+        """Whether a draft follows the next step, if it can any of its requests."""
+        proposer, reflex, scheduler = self._runner.proposer, self._reflex, self._scheduler
+        if proposer is None or reflex is None or not proposer.extends:
+            return False
+        now = self._clock()
+        pays = reflex.pays(len(scheduler.running) + scheduler.arriving, now)
+        return proposer.due(now, allowed=self._allowed_tokens > 0, pays=pays)
+
+    def _launch(self, chunks: Sequence[Chunk], last: _Flight | None, *, follow: bool) -> _Flight:
         """`last` is the step before this one, read or not; None if there was a gap."""
         admitted, updates = self._scheduler.take_changes()
         for request in admitted:
@@ -243,7 +253,7 @@ class Engine:
         counts = last is not None and (last is self._flight or drafting.turns > 0)
         since = last.ticket.done if last is not None and counts else None
         begin = self._clock()
-        extend = proposer is not None and proposer.due(begin, allowed=self._allowed_tokens > 0)
+        extend = follow and proposer is not None and any(proposer.follows(chunk) for chunk in chunks)
         ticket = self._runner.launch(chunks, updates, turns=drafting.turns, reads=drafting.reads, extend=extend)
         for chunk in ticket.chunks:
             chunk.request.flight = chunk

@@ -66,6 +66,10 @@ class Reflex:
             assert request.slot is not None
             self.adaptive.forget(request.slot)
 
+    def pays(self, requests: int, now: float) -> bool:
+        """Whether so many may be expected to draft, in the next step or soon."""
+        return self.adaptive.expected > 0 or self.adaptive.will_pay(requests, self._context or 0.0, now)
+
     def decide(self, chunks: Sequence[Chunk], now: float, waiting: int = 0) -> Drafting:
         """For the next step; sets each chunk's draft_length, up to now the most that there is room for. `waiting`:
         requests that are not admitted yet, though there are slots for them."""

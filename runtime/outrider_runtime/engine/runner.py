@@ -241,7 +241,7 @@ class Runner:
                 self._draft(feed, shape.draft_requests, shape.draft_length, Mode.GREEDY)
             self._forward(feed, small=True, narrow=not shape.draft_length)
             self._sample(feed, Mode.GREEDY, logprobs=False)
-            if self._extends:
+            if self._extends and shape.draft_length:
                 self._extend(feed, small=True)
 
         took = seconds(self._state.tokens.device, step)

@@ -91,15 +91,14 @@ class Scheduler:
             self.running.remove(request)
             self._release(request)
 
-    def schedule(self, draft_tokens: int, expected: int | None = None) -> list[Chunk]:
+    def schedule(self, draft_tokens: int, expected: int | None = None, *, follow: bool = False) -> list[Chunk]:
         """The next step, with at most `draft_tokens` drafted per request, one behind the other; prompts leave room for
-        `expected` of them, if it is given, else for all. Empty only when there is nothing to do before the launched
-        step's results are known."""
+        `expected` of them, if it is given, else for all. `follow`: a draft is to go on from it. Empty only when there
+        is nothing to do before the launched step's results are known."""
         self.account()
         decoding = [
             request for request in self.running if request.pending == 1 and request.room(self._max_model_len) > 0
         ]
-        allowed = draft_tokens
         draft_tokens = self._affordable(self._drafts(draft_tokens), len(decoding))
         running = len(self.running)
         chunks = [chunk for request in decoding if (chunk := self._decode(request, draft_tokens))]
@@ -110,7 +109,7 @@ class Scheduler:
             if request.pending > 1 and budget > 0:
                 chunks.append(self._read(request, budget))
                 budget -= chunks[-1].length
-        while budget > 0 and not preempted and self._admit(drafts=allowed > 0):
+        while budget > 0 and not preempted and self._admit(follow=follow):
             chunks.append(self._read(self.running[-1], budget))
             budget -= chunks[-1].length
         return chunks
@@ -179,8 +178,8 @@ class Scheduler:
         wanted = min(wanted, len(request.blocks) * self._block_size - end)
         return Chunk(request, request.shortest - 1, 1, max(0, wanted), decodes=True, samples=True)
 
-    def _admit(self, *, drafts: bool) -> bool:
-        """Start the request that has waited longest, if blocks for all of its text are to be had. `drafts`: it may."""
+    def _admit(self, *, follow: bool) -> bool:
+        """Start the request that has waited longest, if blocks for all of its text are to be had."""
         if not self.waiting or len(self.running) >= self._config.max_concurrency:
             return False
         request = self.waiting[0]
@@ -189,7 +188,7 @@ class Scheduler:
         extend_chain(request.chain, request.tokens, self._block_size, length)
         hit = self._cache.take(request.chain[:reusable])
         cached = len(hit.blocks)
-        if self._followed and drafts and request.params.speculative != 0:
+        if follow and request.params.speculative != 0:
             # What the draft did not follow it cannot catch up on: better computed again, once.
             cached = hit.draft_blocks
             self._cache.pool.release(reversed(hit.blocks[cached:]))

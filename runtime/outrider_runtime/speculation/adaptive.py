@@ -141,7 +141,8 @@ class Adaptive:
         their prompts are read, in this step and later ones."""
         longest = self.allowed
         count = len(decoding.slots)
-        self._lasting = self._will_draft(decoding, arriving, now)
+        everyone = count + arriving
+        self._lasting = everyone < FEW_REQUESTS or self.will_pay(everyone, _mean(decoding.contexts), now)
         self._follows = self._reads_prompts and longest > 0 and self._lasting
         nothing = np.zeros(count, dtype=np.int64)
         if longest == 0:
@@ -199,17 +200,15 @@ class Adaptive:
         reads[order] = np.clip(self._most_reads(prompt_tokens) - before, 0, gaps[order])
         return self._decision(decoding, caps, reads, prompt_tokens)
 
-    def _will_draft(self, decoding: Decoding, arriving: int, now: float) -> bool:
-        """Whether drafting is to be expected once all have come: else nothing is read for it. What was not read, should
-        that be wrong, still can be."""
-        count = len(decoding.slots) + arriving
-        if not self.free or count < FEW_REQUESTS:
+    def will_pay(self, requests: int, context: float, now: float) -> bool:
+        """Whether drafting is to be expected of so many, of this mean context: else nothing is read for it. What was
+        not read, should that be wrong, still can be."""
+        if not self.free:
             return True
         if self._limit is None or now - self._limit[0] >= REFRESH_SECONDS:
-            context = float(decoding.contexts.mean()) if len(decoding.contexts) else 0.0
             self._limit = (now, self._find_break_even(context))
         limit = self._limit[1]
-        return limit is None or count < limit
+        return limit is None or requests < limit
 
     def _meanwhile(self, decoding: Decoding, prompt_tokens: int, arriving: int) -> tuple[float, float]:
         """Tokens that `arriving` requests would decode, all of them running, in the time of a plain step: so much a
@@ -452,3 +451,7 @@ class Adaptive:
             best = np.maximum(best, rates(length, grid.draft[row, loops]))  # captured or not: it will be
         lost = np.flatnonzero(best < BREAK_EVEN_GAIN * rates(0, 0.0))
         return int(counts[lost[0]]) if len(lost) else None
+
+
+def _mean(contexts: Ints) -> float:
+    return float(contexts.mean()) if len(contexts) else 0.0

@@ -1,7 +1,8 @@
 """What methods that draft from the target's hidden states have in common: the host's part of it.
 
 They have to follow the target step by step. The states of a step that they missed are gone, so a request for which one
-was missed decodes plainly to its end.
+was missed decodes plainly to its end. Where drafting does not pay, following does not either: but for looks at new
+requests now and then, nothing of the head runs.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from outrider_runtime.engine.scheduler import Chunk
 
 PAUSE_SECONDS = 2.0
+LOOK_SECONDS = 0.5  # while drafting does not pay, new requests are followed for so long, to be probed,
+LOOK_EVERY = 10.0  # and then not for so long
 
 
 class Following(Proposer):
@@ -27,10 +30,12 @@ class Following(Proposer):
     extends = True
     bounded = True
     longest = sys.maxsize  # draft
-    _until = -math.inf  # when steps are not followed any more, unless drafting is allowed before
+    _until = -math.inf  # when steps are not followed any more, unless drafting pays before
+    _next_look = -math.inf
+    _now = -math.inf  # the last step's begin
 
     def follows(self, chunk: Chunk) -> bool:
-        """Whether all that stands before the chunk was followed."""
+        """Whether all that stands before it was followed."""
         request = chunk.request
         if chunk.decodes:
             return request.draft_computed >= request.shortest
@@ -39,13 +44,16 @@ class Following(Proposer):
     def most(self, chunk: Chunk) -> int:
         return self.longest if self.follows(chunk) else 0
 
-    def due(self, now: float, *, allowed: bool) -> bool:
-        """While drafting is allowed, and a little longer, so that a short pause costs nobody its drafts."""
-        if allowed:
+    def due(self, now: float, *, allowed: bool, pays: bool) -> bool:
+        """While drafting pays, and a little longer, so that a short pause costs nobody its drafts."""
+        self._now = now
+        if allowed and pays:
             self._until = now + PAUSE_SECONDS
-        return now < self._until
+        return now < self._until or (allowed and now >= self._next_look)
 
     def extended(self, chunks: Sequence[Chunk]) -> None:
+        if self._now >= self._until:  # a look begins
+            self._until, self._next_look = self._now + LOOK_SECONDS, self._now + LOOK_SECONDS + LOOK_EVERY
         for chunk in chunks:
             if self.follows(chunk):
                 chunk.request.draft_computed = chunk.end + 1

@@ -41,6 +41,10 @@ class Medusa(Following):
         # The target's, of each slot, at the position before its text's last token
         self._hidden = torch.zeros(state.nobody + 1, size, dtype=target.dtype, device=target.device)
 
+    def due(self, now: float, *, allowed: bool, pays: bool) -> bool:
+        """Whether it pays or not: what it keeps is a copy."""
+        return super().due(now, allowed=allowed, pays=True)
+
     def extend(self, feed: Feed, hidden: Tensor, positions: Tensor, *, small: bool) -> None:
         self._hidden.index_copy_(0, text_ends(self._state, feed, positions), hidden)
 

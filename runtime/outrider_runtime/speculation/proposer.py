@@ -58,8 +58,13 @@ class Proposer:
         """How many tokens a decoding request's draft has to read before it can draft."""
         return 0
 
-    def due(self, now: float, *, allowed: bool) -> bool:
-        """Whether the next step is to be followed. `now` in seconds; `allowed`: the policy allows drafting."""
+    def due(self, now: float, *, allowed: bool, pays: bool) -> bool:
+        """Whether the next step is to be followed, if it has anybody who can be. `now` in seconds; `allowed`: the
+        policy allows drafting; `pays`: it is to be expected."""
+        return False
+
+    def follows(self, chunk: Chunk) -> bool:
+        """Whether extend() behind the chunk's step would be of use to its request."""
         return False
 
     def send(self, chunks: Sequence[Chunk]) -> None:

@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 from tests.runtime.engine.driver import SUSPENDED, Collector, assert_all_free, make_engine, naive, run
 from tests.runtime.engine.test_capture import EagerGraphs
+from tests.runtime.heads import blurred, knowing_eagle, successor_target
 
 from outrider_runtime.engine import runner
 from outrider_runtime.engine.capture import Draft
 from outrider_runtime.engine.engine import Engine
 from outrider_runtime.engine.messages import AddRequest
 from outrider_runtime.sampling.params import SamplingParams
+from outrider_runtime.speculation import following
 from outrider_runtime.speculation.policy import Policy
 
 AUTO = Policy(num_speculative_tokens=16)
@@ -116,6 +118,32 @@ def test_drafting_stops_where_it_does_not_pay_and_comes_back_where_it_does(overl
     assert 1 < machine.engine.stats().break_even_concurrency <= 8
     machine.serve(1, 50, LONG)
     assert np.mean(machine.serve(1, 20, LONG)) > 1.5
+
+
+def test_where_drafting_does_not_pay_a_head_runs_for_looks_at_new_requests_alone_until_it_does(monkeypatch):
+    for name, seconds in (("PAUSE_SECONDS", 0.2), ("LOOK_SECONDS", 0.2), ("LOOK_EVERY", 1.0)):
+        monkeypatch.setattr(following, name, seconds)
+    model = successor_target()
+    head = blurred(knowing_eagle(3, model), 0.1)
+    machine = Machine("EAGLE-3", free_tokens=4, policy=AUTO, blocks=200, target=model, draft=head)
+    followed: list[float] = []
+    extend = machine.engine._runner._extend
+
+    def noted(*arguments, **more):
+        followed.append(machine.seconds)
+        extend(*arguments, **more)
+
+    machine.engine._runner._extend = noted
+    machine.serve(1, 30, LONG)
+    assert np.mean(machine.serve(1, 20, LONG)) > 0.5
+    machine.serve(8, 40, LONG)
+    followed.clear()
+    crowd = machine.serve(8, 200, LONG)
+    assert 0 < sum(turns > 0 for turns in crowd) < 10  # probes, while it looks
+    assert len(followed) < 50
+    assert max(np.diff(followed)) > 1.0
+    machine.serve(1, 60, LONG)
+    assert np.mean(machine.serve(1, 20, LONG)) > 0.5
 
 
 @pytest.mark.parametrize(("speculative", "most"), [(0, 0), (1, 1), (9, 4), (None, 4)])

@@ -46,6 +46,7 @@ class Whimsical(Adaptive):
                 reflex.table, engine.policy, max_concurrency=concurrency, reads_prompts=proposer.reads, sizes=sizes
             )
             reflex.adaptive.lots = lots
+            reflex.pays = lambda requests, now: int(now) % 7 < 5
 
     def decide(self, decoding: Decoding, prompt_tokens: int, now: float, arriving: int = 0) -> Decision:
         self._follows = self._reads_prompts and self.allowed > 0 and self.lots.random() < 0.7
