@@ -43,19 +43,13 @@ def tensors(shapes: Mapping[str, tuple[int, ...]], seed: int = 0, scale: float =
     return {name: tensor + 1 if "norm" in name else tensor for name, tensor in made.items()}
 
 
-def eagle_tensors(version: int, seed: int = 0, **extra: tuple[int, ...]) -> dict[str, Tensor]:
-    """As EAGLE-1's and EAGLE-3's authors write them; `extra` shapes by their names, '.' as '__'."""
-    layer, ffn, inputs = "midlayer" if version == 3 else "layers.0", 40, HIDDEN * (2 if version == 3 else 1)
-    shapes: dict[str, tuple[int, ...]] = {
-        f"{layer}.self_attn.q_proj.weight": (HIDDEN, inputs),
-        f"{layer}.self_attn.k_proj.weight": (HIDDEN // 2, inputs),
-        f"{layer}.self_attn.v_proj.weight": (HIDDEN // 2, inputs),
-        f"{layer}.self_attn.o_proj.weight": (HIDDEN, HIDDEN),
-        f"{layer}.mlp.gate_proj.weight": (ffn, HIDDEN),
-        f"{layer}.mlp.up_proj.weight": (ffn, HIDDEN),
-        f"{layer}.mlp.down_proj.weight": (HIDDEN, ffn),
-        f"{layer}.post_attention_layernorm.weight": (HIDDEN,),
-    }
+def eagle_tensors(version: int, seed: int = 0, layers: int = 1, **extra: tuple[int, ...]) -> dict[str, Tensor]:
+    """As EAGLE-1's and EAGLE-3's authors write them; `extra` shapes by their names, '.' as '__'. They have a single
+    layer; others come behind it."""
+    layer = "midlayer" if version == 3 else "layers.0"
+    shapes = _layer_shapes(layer, HIDDEN * (2 if version == 3 else 1))
+    for behind in (f"layers.{index}" for index in range(1, layers)):
+        shapes |= _layer_shapes(behind, HIDDEN) | {f"{behind}.input_layernorm.weight": (HIDDEN,)}
     if version == 3:
         shapes |= {f"{layer}.{norm}.weight": (HIDDEN,) for norm in ("input_layernorm", "hidden_norm")}
         shapes |= {"fc.weight": (HIDDEN, 3 * HIDDEN), "norm.weight": (HIDDEN,), "lm_head.weight": (VOCAB - 20, HIDDEN)}
@@ -66,6 +60,19 @@ def eagle_tensors(version: int, seed: int = 0, **extra: tuple[int, ...]) -> dict
         ids = torch.randperm(VOCAB, generator=torch.Generator().manual_seed(seed))[: VOCAB - 20].sort().values
         made |= {"d2t": ids - torch.arange(VOCAB - 20), "t2d": torch.zeros(VOCAB, dtype=torch.bool)}
     return made
+
+
+def _layer_shapes(layer: str, inputs: int, ffn: int = 40) -> dict[str, tuple[int, ...]]:
+    return {
+        f"{layer}.self_attn.q_proj.weight": (HIDDEN, inputs),
+        f"{layer}.self_attn.k_proj.weight": (HIDDEN // 2, inputs),
+        f"{layer}.self_attn.v_proj.weight": (HIDDEN // 2, inputs),
+        f"{layer}.self_attn.o_proj.weight": (HIDDEN, HIDDEN),
+        f"{layer}.mlp.gate_proj.weight": (ffn, HIDDEN),
+        f"{layer}.mlp.up_proj.weight": (ffn, HIDDEN),
+        f"{layer}.mlp.down_proj.weight": (HIDDEN, ffn),
+        f"{layer}.post_attention_layernorm.weight": (HIDDEN,),
+    }
 
 
 def medusa_tensors(heads: int = 4, blocks: int = 1, seed: int = 0) -> dict[str, Tensor]:
@@ -95,11 +102,11 @@ def loaded(config: ModelConfig, made: Mapping[str, Tensor], like: CausalLM | Non
     return head.eval()
 
 
-def eagle_draft(version: int, target: CausalLM) -> EagleHead:
+def eagle_draft(version: int, target: CausalLM, layers: int = 1, **config: Any) -> EagleHead:
     """A random one, in the target's type and on its device."""
-    made = eagle_tensors(version)
+    made = eagle_tensors(version, layers=layers)
     shapes = {name: tuple(tensor.shape) for name, tensor in made.items()}
-    return loaded(eagle_config("head", version, {**HEAD, **TAPPED}, shapes, target.config), made, target)
+    return loaded(eagle_config("head", version, {**HEAD, **TAPPED, **config}, shapes, target.config), made, target)
 
 
 def medusa_draft(target: CausalLM) -> MedusaHeads:

@@ -21,13 +21,16 @@ from outrider_runtime.layers.batch import Batch, attention_plan
 
 @dataclass(frozen=True, slots=True)
 class Entries:
-    """For each of a step's tokens [T] the one behind it in the text, after verification."""
+    """For each of a step's tokens [T] the one behind it in the text, after verification; and which of these texts end
+    with: from them alone drafts go on. [E] are the feed's first requests, as many as may have tokens."""
 
-    token_ids: Tensor  # int32
-    positions: Tensor  # int32
-    slots: Tensor  # int32, of the KV; nowhere, where the text has no such token
+    token_ids: Tensor  # [T] int32
+    positions: Tensor  # [T] int32
+    slots: Tensor  # [T] int32, of the KV; nowhere, where the text has no such token
     contexts: Tensor  # [N] int32: what the last token of each request sees, itself included
-    owners: Tensor  # int64: the slot of the text whose last token it is; for others nobody's
+    ends: Tensor  # [E] int32: which of the [T] is the text's last; the first, where none of the request's is
+    lengths: Tensor  # [E] int32: what that sees, itself included; 1, where there is none
+    owners: Tensor  # [E] int64: the slot of that text; nobody's, where there is none
 
 
 def entries(state: DeviceState, feed: Feed, cache: KVCache, positions: Tensor) -> Entries:
@@ -50,40 +53,57 @@ def entries(state: DeviceState, feed: Feed, cache: KVCache, positions: Tensor) -
                 nowhere=cache.nowhere,
             )
         )
+    tokens = len(positions)
     slots, behind = feed.slots[feed.owners], (positions + 1).to(torch.int32)
     lengths = state.lengths[slots]
     capacities = torch.where(behind < lengths, feed.capacities[feed.owners], 0)
     first, last = feed.query_starts[:-1], feed.query_starts[1:]
-    ends = behind[(last - 1).clamp(min=0)]
+    begins = behind[first.clamp(max=tokens - 1)]
+    texts = feed.slots[:-1]
+    ends = first + state.lengths[texts] - 1 - begins
+    there = (ends >= first) & (ends < last)
+    some = min(tokens, len(texts))
     return Entries(
         state.tokens[slots, behind.clamp(max=state.width)],
         behind,
         kv_slots(state, cache, slots, behind, capacities),
-        torch.where(last > first, ends + 1, 0),
-        text_ends(state, feed, positions),
+        torch.where(last > first, begins + last - first, 0),
+        torch.where(there, ends, 0)[:some],
+        torch.where(there, state.lengths[texts], 1)[:some],
+        torch.where(there, texts, state.nobody)[:some].long(),
     )
 
 
 def text_ends(state: DeviceState, feed: Feed, positions: Tensor) -> Tensor:
-    """Of Entries, the `owners` alone."""
+    """[T] int64: the slot of the text that ends behind a token; nobody's, where none does."""
     slots = feed.slots[feed.owners]
     return torch.where(positions + 2 == state.lengths[slots], slots, state.nobody).long()
 
 
 def entry_batch(
-    state: DeviceState, feed: Feed, cache: KVCache, shape: AttentionShape, positions: Tensor, *, small: bool
-) -> tuple[Batch, Tensor]:
-    """They as a head takes them, and their `owners`. `small`: no request brings more than a few."""
+    state: DeviceState,
+    feed: Feed,
+    cache: KVCache,
+    shape: AttentionShape,
+    positions: Tensor,
+    *,
+    whole: bool,
+    small: bool,
+) -> tuple[Batch, Tensor, Tensor]:
+    """They as a head takes them, and their `ends` and `owners`. Planned is the attention of the `ends`; or, for the
+    `whole`, of all tokens. `small`: no request brings more than a few."""
     found = entries(state, feed, cache, positions)
+    count = len(found.ends)
     plan = attention_plan(
-        feed.query_starts,
-        found.contexts,
-        feed.slots[:-1],
+        feed.query_starts if whole else state.counting[: count + 1],
+        found.contexts if whole else found.lengths,
+        feed.slots[:-1] if whole else feed.slots[:count],
         state.block_tables,
-        tokens=len(positions),
+        tokens=len(positions) if whole else count,
         block_size=cache.block_size,
         dim=cache.dim,
         shape=shape,
-        small=small,
+        small=small or not whole,
+        narrow=not whole,
     )
-    return Batch(found.token_ids, found.positions, found.slots, plan), found.owners
+    return Batch(found.token_ids, found.positions, found.slots, plan), found.ends, found.owners

@@ -23,12 +23,13 @@ def entries(
     nobody: int,
     block_size: int,
     nowhere: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     """An Entries' fields, in order, for [tokens] owners and positions."""
     tokens, requests = len(owners), len(slots) - 1
     ids, behind, kv_slots = torch.empty(3, tokens, dtype=torch.int32, device=owners.device).unbind(0)
     contexts = torch.empty(requests, dtype=torch.int32, device=owners.device)
-    ends = torch.empty(tokens, dtype=torch.int64, device=owners.device)
+    ends, seen = torch.empty(2, min(tokens, requests), dtype=torch.int32, device=owners.device).unbind(0)
+    texts_of_ends = torch.empty(len(ends), dtype=torch.int64, device=owners.device)
     _entries[(max(triton.cdiv(tokens, TOKENS), triton.cdiv(requests, TOKENS)),)](
         texts,
         texts.stride(0),
@@ -47,6 +48,8 @@ def entries(
         kv_slots,
         contexts,
         ends,
+        seen,
+        texts_of_ends,
         tokens,
         requests,
         nobody,
@@ -54,7 +57,7 @@ def entries(
         BLOCK_SIZE=block_size,
         BLOCK=TOKENS,
     )
-    return ids, behind, kv_slots, contexts, ends
+    return ids, behind, kv_slots, contexts, ends, seen, texts_of_ends
 
 
 @triton.jit
@@ -76,6 +79,8 @@ def _entries(
     kv_slots: tl.tensor,
     contexts: tl.tensor,
     ends: tl.tensor,
+    seen: tl.tensor,
+    texts_of_ends: tl.tensor,
     tokens: tl.tensor,
     requests: tl.tensor,
     nobody: tl.tensor,
@@ -95,11 +100,19 @@ def _entries(
     tl.store(ids + token, text, mask=there)
     tl.store(behind + token, position, mask=there)
     tl.store(kv_slots + token, place, mask=there)
-    tl.store(ends + token, tl.where(position == length - 1, slot, nobody), mask=there)
 
     request = token
     real = request < requests
     first = tl.load(query_starts + request, mask=real, other=0)
     last = tl.load(query_starts + request + 1, mask=real, other=0)
-    end = tl.load(positions + last - 1, mask=real & (last > first), other=-2)
-    tl.store(contexts + request, end + 2, mask=real)
+    has = real & (last > first)
+    begin = tl.load(positions + first, mask=has, other=0) + 1
+    tl.store(contexts + request, tl.where(has, begin + last - first, 0), mask=real)
+    owned = tl.load(slots + request, mask=has, other=0).to(tl.int64)
+    reached = tl.load(lengths + owned, mask=has, other=0)
+    end = first + reached - 1 - begin
+    ending = has & (end >= first) & (end < last)
+    counted = real & (request < tokens)
+    tl.store(ends + request, tl.where(ending, end, 0), mask=counted)
+    tl.store(seen + request, tl.where(ending, reached, 1), mask=counted)
+    tl.store(texts_of_ends + request, tl.where(ending, owned, nobody), mask=counted)

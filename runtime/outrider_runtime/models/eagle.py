@@ -18,6 +18,7 @@ from outrider_runtime.layers.linear import MergedLinear, linear
 from outrider_runtime.layers.norm import RMSNorm
 from outrider_runtime.layers.pair import pair
 from outrider_runtime.layers.rope import RotaryEmbedding, Rotation
+from outrider_runtime.layers.rows import take_rows
 from outrider_runtime.models.causal import CausalLM, Weighted
 from outrider_runtime.models.config import ModelConfig
 from outrider_runtime.models.eagle_config import EagleShape
@@ -86,18 +87,21 @@ class EagleHead(Weighted):
         return combined
 
     @torch.inference_mode()
-    def forward(self, batch: Batch, states: Tensor, cache: KVCache) -> Tensor:
+    def forward(self, batch: Batch, states: Tensor, cache: KVCache, rows: Tensor | None = None) -> Tensor:
         """Entries of the batch's tokens and of the `states` [tokens, hidden] of the positions before them, which may be
-        overwritten, to the states of their own positions. Writes their KV."""
+        overwritten, to the states of their own positions. Writes their KV. `rows`: to the states of these alone, whose
+        queries a single layer's batch plans alone."""
         rotation = self.rope(batch.positions, self.dtype)
         pairs = pair(self._embeddings, batch.token_ids, states, self.first.norms)
         if self.shape.version == 1:
             pairs = states = self.fc(pairs)
         elif self.shape.norm_before_residual:
-            states = pairs[:, self.config.hidden_size :].contiguous()
-        hidden: Tensor = self.first(pairs, states, rotation, batch, cache)
+            states = pairs[:, self.config.hidden_size :]
+        hidden: Tensor = self.first(pairs, states, rotation, batch, cache, None if self.layers else rows)
         for layer in self.layers:
             hidden = layer(hidden, rotation, batch, cache)
+        if self.layers and rows is not None:
+            hidden = take_rows(hidden, rows)
         return self.norm(hidden) if self.norm is not None and self.shape.norm_output else hidden
 
     @torch.inference_mode()
@@ -145,9 +149,19 @@ class FirstLayer(nn.Module):
             None if self.embedding_norm is None or self.state_norm is None else (self.embedding_norm, self.state_norm)
         )
 
-    def forward(self, inputs: Tensor, residual: Tensor, rotation: Rotation, batch: Batch, cache: KVCache) -> Tensor:
-        """`residual`, [tokens, hidden], which may be overwritten, plus attention from `inputs`, and then as usual."""
-        hidden = self.attention.added(inputs, None, residual, rotation, batch, cache)
+    def forward(
+        self,
+        inputs: Tensor,
+        residual: Tensor,
+        rotation: Rotation,
+        batch: Batch,
+        cache: KVCache,
+        rows: Tensor | None = None,
+    ) -> Tensor:
+        """`residual`, [tokens, hidden], which may be overwritten, plus attention from `inputs`, and then as usual.
+        `rows`: of these tokens alone; of the others there is their KV."""
+        residual = residual.contiguous() if rows is None else take_rows(residual, rows)
+        hidden = self.attention.added(inputs, None, residual, rotation, batch, cache, rows)
         result: Tensor = self.mlp(hidden, self.mlp_norm)
         return result
 

@@ -1,8 +1,9 @@
 """Drafts from an EAGLE head: from its state at a text's end, and then from its own states behind that.
 
-After every step extend() gives it the target's hidden states of the step's tokens. What it computed from its own states
-of drafts that stand is written over with that; what it wrote of others is never read, since a text's entries are those
-up to its end.
+After every step extend() gives it the target's hidden states of the step's tokens. They leave their KV; beyond that it
+computes, having a single layer as a rule, only what is at texts' ends. What it computed from its own states of drafts
+that stand is written over with that; what it wrote of others is never read, since a text's entries are those up to its
+end.
 """
 
 from __future__ import annotations
@@ -50,9 +51,9 @@ class Eagle(Following):
         self._states = torch.zeros(state.nobody + 1, head.config.hidden_size, dtype=head.dtype, device=head.device)
 
     def extend(self, feed: Feed, hidden: Tensor, positions: Tensor, *, small: bool) -> None:
-        shape = self._head.attention_shape
-        batch, owners = entry_batch(self._state, feed, self._cache, shape, positions, small=small)
-        states = self._head(batch, self._head.states(hidden), self._cache)
+        shape, several = self._head.attention_shape, len(self._head.layers) > 0
+        batch, ends, owners = entry_batch(self._state, feed, self._cache, shape, positions, whole=several, small=small)
+        states = self._head(batch, self._head.states(hidden), self._cache, ends)
         self._states.index_copy_(0, owners, states)
 
     def draft(self, feed: Feed, requests: int, length: int, mode: Mode) -> None:

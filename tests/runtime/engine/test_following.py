@@ -12,7 +12,7 @@ from tests.runtime.engine.driver import EOS, MAX_MODEL_LEN, ON, SUSPENDED, Colle
 from tests.runtime.engine.test_capture import EagerGraphs
 from tests.runtime.heads import (
     blurred,
-    eagle_head,
+    eagle_draft,
     knowing_eagle,
     knowing_medusa,
     medusa_heads,
@@ -24,8 +24,13 @@ from outrider_runtime.config import CacheConfig, EngineConfig, SchedulerConfig, 
 from outrider_runtime.engine import runner
 from outrider_runtime.engine.capture import Extend, first, rest
 from outrider_runtime.engine.engine import Engine
+from outrider_runtime.engine.feed import AT_THE_END, FeedBuffer, FeedShape, Share
+from outrider_runtime.engine.follow import entry_batch
 from outrider_runtime.engine.messages import AddRequest
+from outrider_runtime.engine.state import DeviceState
 from outrider_runtime.kv.cache import KVCache
+from outrider_runtime.models.config import model_config
+from outrider_runtime.models.llama import LlamaForCausalLM
 from outrider_runtime.sampling.params import SamplingParams
 from outrider_runtime.sampling.pipeline import Row, sample
 
@@ -48,10 +53,10 @@ def target():
     return ours(reference_model())
 
 
-def head_of(method, model):
+def head_of(method, model, layers=1):
     if method == "medusa":
         return medusa_heads(model.config)
-    return eagle_head(3 if method == "eagle3" else 1, model.config)
+    return eagle_draft(3 if method == "eagle3" else 1, model, layers)
 
 
 def make_engine(method, model=None, head=None, *, k=4, blocks=64, block_size=4, concurrency=8, budget=64, **more):
@@ -145,14 +150,15 @@ TIGHT = {"blocks": 27, "k": 3, "overlap": True}  # preemption
         ("eagle3", {"budget": 8, "k": 3, "overlap": False}),  # chunks of at most 8 tokens
         ("eagle3", TIGHT),
         ("eagle3", {"block_size": 1, "blocks": 128, "k": 2, "overlap": False}),
+        ("eagle3", {"layers": 2, "budget": 24}),
         ("eagle", TIGHT),
         ("medusa", ROOMY),
     ],
     ids=str,
 )
 def test_drafts_are_those_of_the_whole_text_and_texts_those_of_plain_decoding(method, setting, plain):
-    model = target()
-    head = head_of(method, model)
+    model, setting = target(), dict(setting)
+    head = head_of(method, model, setting.pop("layers", 1))
     engine = make_engine(method, model, head, **setting)
     watched = Watched(engine)
     requests = everything()
@@ -163,6 +169,45 @@ def test_drafts_are_those_of_the_whole_text_and_texts_those_of_plain_decoding(me
     assert_all_free(engine)
     for text, params, prompt_length, drafts in random.Random(2).sample(watched.seen, 15):
         assert drafts == whole(method, model, head, text, params, prompt_length, len(drafts)), (text, drafts)
+
+
+@pytest.mark.parametrize("more", [{}, {"layers": 2}, {"norm_before_residual": True}], ids=str)
+@pytest.mark.parametrize("version", [1, 3])
+def test_states_at_texts_ends_and_kv_are_those_of_a_pass_over_all_tokens(version, more):
+    """Of a decoding request whose drafts stand in part, a prompt's last chunk, an earlier one, and of padding."""
+    reference = reference_model()
+    model = LlamaForCausalLM(model_config(reference.config.to_dict()), torch.float64, "cpu")
+    model.load(reference.state_dict().items())
+    head = eagle_draft(version, model, **more)
+    head.attach(model, 32)
+    generator = torch.Generator().manual_seed(3)
+    state = DeviceState(4, 40, 10, "cpu")
+    state.tokens.copy_(torch.randint(VOCAB, state.tokens.shape, generator=generator))
+    state.block_tables.copy_(torch.arange(50).view(5, 10))
+    state.lengths.copy_(torch.tensor([20, 12, 30, 1, 1]))
+    shares = [
+        Share(2, AT_THE_END, 1, 4, capacity=40, samples=True),
+        Share(0, 12, 7, 0, capacity=20, samples=True),
+        Share(1, 3, 6, 0, capacity=12, samples=False),
+    ]
+    feed = FeedBuffer(FeedShape(4, 32, 8, 1), 4, torch.device("cpu")).pack(shares, [], FeedShape(4, 24, 8, 1))
+    positions = torch.tensor([*range(27, 32), *range(12, 19), *range(3, 9), *[0] * 6], dtype=torch.int32)
+    states = torch.randn(24, head.config.hidden_size, generator=generator, dtype=torch.float64)
+
+    def run_over(whole):
+        cache = KVCache(head.config, 50, 4, torch.float64, "cpu")
+        batch, ends, owners = entry_batch(
+            state, feed, cache, head.attention_shape, positions, whole=whole or len(head.layers) > 0, small=True
+        )
+        found = head(batch, states.clone(), cache)[ends] if whole else head(batch, states.clone(), cache, ends)
+        return found[owners != state.nobody], owners[owners != state.nobody], cache.arrays[:, :, : cache.nowhere]
+
+    found, owners, kv = run_over(whole=False)
+    expected, _, expected_kv = run_over(whole=True)
+    assert owners.tolist() == [2, 0]
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+    assert torch.equal(head.logits(found).argmax(1), head.logits(expected).argmax(1))
+    assert torch.equal(kv, expected_kv)
 
 
 @pytest.mark.parametrize("method", METHODS)

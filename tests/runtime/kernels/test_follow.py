@@ -38,6 +38,11 @@ def test_entries_are_those_of_the_definition(seed, padded):
     )
     for field, one in zip(fields(expected), found, strict=True):
         assert one.tolist() == getattr(expected, field.name).tolist(), field.name
+    ends = expected.owners != state.nobody
+    of_tokens = follow.text_ends(state, feed, positions)
+    assert sorted(expected.ends[ends].tolist()) == (of_tokens != state.nobody).nonzero()[:, 0].tolist()
+    assert of_tokens[expected.ends[ends]].tolist() == expected.owners[ends].tolist()
+    assert expected.positions[expected.ends[ends]].tolist() == (expected.lengths[ends] - 1).tolist()
 
 
 @pytest.mark.parametrize("normed", [True, False])
