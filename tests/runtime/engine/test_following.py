@@ -19,18 +19,15 @@ from tests.runtime.heads import (
     successor_target,
 )
 from tests.runtime.tiny import VOCAB, ours, reference_model
+from tests.runtime.verified import BLOCKS, ENDING, SIZE, verified_step
 
 from outrider_runtime.config import CacheConfig, EngineConfig, SchedulerConfig, SourceConfig, SpeculationConfig
 from outrider_runtime.engine import runner
 from outrider_runtime.engine.capture import Extend, first, rest
 from outrider_runtime.engine.engine import Engine
-from outrider_runtime.engine.feed import AT_THE_END, FeedBuffer, FeedShape, Share
 from outrider_runtime.engine.follow import entry_batch
 from outrider_runtime.engine.messages import AddRequest
-from outrider_runtime.engine.state import DeviceState
 from outrider_runtime.kv.cache import KVCache
-from outrider_runtime.models.config import model_config
-from outrider_runtime.models.llama import LlamaForCausalLM
 from outrider_runtime.sampling.params import SamplingParams
 from outrider_runtime.sampling.pipeline import Row, sample
 
@@ -174,37 +171,23 @@ def test_drafts_are_those_of_the_whole_text_and_texts_those_of_plain_decoding(me
 @pytest.mark.parametrize("more", [{}, {"layers": 2}, {"norm_before_residual": True}], ids=str)
 @pytest.mark.parametrize("version", [1, 3])
 def test_states_at_texts_ends_and_kv_are_those_of_a_pass_over_all_tokens(version, more):
-    """Of a decoding request whose drafts stand in part, a prompt's last chunk, an earlier one, and of padding."""
-    reference = reference_model()
-    model = LlamaForCausalLM(model_config(reference.config.to_dict()), torch.float64, "cpu")
-    model.load(reference.state_dict().items())
+    model = ours(reference_model(), torch.float64)
     head = eagle_draft(version, model, **more)
-    head.attach(model, 32)
-    generator = torch.Generator().manual_seed(3)
-    state = DeviceState(4, 40, 10, "cpu")
-    state.tokens.copy_(torch.randint(VOCAB, state.tokens.shape, generator=generator))
-    state.block_tables.copy_(torch.arange(50).view(5, 10))
-    state.lengths.copy_(torch.tensor([20, 12, 30, 1, 1]))
-    shares = [
-        Share(2, AT_THE_END, 1, 4, capacity=40, samples=True),
-        Share(0, 12, 7, 0, capacity=20, samples=True),
-        Share(1, 3, 6, 0, capacity=12, samples=False),
-    ]
-    feed = FeedBuffer(FeedShape(4, 32, 8, 1), 4, torch.device("cpu")).pack(shares, [], FeedShape(4, 24, 8, 1))
-    positions = torch.tensor([*range(27, 32), *range(12, 19), *range(3, 9), *[0] * 6], dtype=torch.int32)
-    states = torch.randn(24, head.config.hidden_size, generator=generator, dtype=torch.float64)
+    head.attach(model, 24)
+    step = verified_step(24)
+    state = step.state
+    states = torch.randn(24, head.config.hidden_size, dtype=torch.float64)
 
     def run_over(whole):
-        cache = KVCache(head.config, 50, 4, torch.float64, "cpu")
-        batch, ends, owners = entry_batch(
-            state, feed, cache, head.attention_shape, positions, whole=whole or len(head.layers) > 0, small=True
-        )
+        cache = KVCache(head.config, BLOCKS, SIZE, torch.float64, "cpu")
+        shape, planned = head.attention_shape, whole or len(head.layers) > 0
+        batch, ends, owners = entry_batch(state, step.feed, cache, shape, step.positions, whole=planned, small=True)
         found = head(batch, states.clone(), cache)[ends] if whole else head(batch, states.clone(), cache, ends)
         return found[owners != state.nobody], owners[owners != state.nobody], cache.arrays[:, :, : cache.nowhere]
 
     found, owners, kv = run_over(whole=False)
     expected, _, expected_kv = run_over(whole=True)
-    assert owners.tolist() == [2, 0]
+    assert owners.tolist() == ENDING
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
     assert torch.equal(head.logits(found).argmax(1), head.logits(expected).argmax(1))
     assert torch.equal(kv, expected_kv)
@@ -266,6 +249,19 @@ def test_with_the_targets_noise_a_sampled_text_is_known_as_well():
     run(engine, [AddRequest("it", PROMPTS[2], SamplingParams(max_tokens=40, seed=3, ignore_eos=True))])
     stats = engine.stats()
     assert stats.accepted_tokens / stats.draft_tokens > 0.95
+
+
+def test_what_a_reduced_vocabulary_has_is_drawn_as_the_target_draws_it():
+    """By the noise of the target's ids. At this temperature noise decides alone."""
+    model = successor_target()
+    head = knowing_eagle(3, model, reduced=True)
+    engine = make_engine("eagle3", model, head, k=1)
+    params = SamplingParams(max_tokens=60, temperature=100.0, seed=3, ignore_eos=True)
+    deltas = run(engine, [AddRequest("it", PROMPTS[1], params)]).deltas["it"]
+    known = set(head.token_ids.tolist())
+    verified = [delta for delta in deltas if delta.drafted]
+    assert all((delta.accepted == 1) == (delta.token_ids[0] in known) for delta in verified)
+    assert 15 < sum(delta.accepted for delta in verified) < len(verified)
 
 
 class Clock:
