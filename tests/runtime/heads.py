@@ -152,8 +152,9 @@ def successor_target() -> LlamaForCausalLM:
     return model.eval()
 
 
-def knowing_eagle(version: int, target: LlamaForCausalLM) -> EagleHead:
-    """Of successor_target(): it hands on the embedding of its entry's token, of which EAGLE-3 has seen a norm."""
+def knowing_eagle(version: int, target: LlamaForCausalLM, *, reduced: bool = False) -> EagleHead:
+    """Of successor_target(): it hands on the embedding of its entry's token, of which EAGLE-3 has seen a norm.
+    `reduced`: an EAGLE-3 whose head has a part of the target's vocabulary."""
     one, nothing = torch.eye(HIDDEN), torch.zeros(HIDDEN, HIDDEN)
     made = eagle_tensors(version)
     for name, tensor in made.items():
@@ -170,8 +171,10 @@ def knowing_eagle(version: int, target: LlamaForCausalLM) -> EagleHead:
     made[f"{layer}.self_attn.o_proj.weight"] = one
     made[f"{layer}.input_layernorm.weight"] = made["norm.weight"] = torch.ones(HIDDEN)
     made[f"{layer}.hidden_norm.weight"] = torch.zeros(HIDDEN)
-    del made["d2t"]
-    made["lm_head.weight"] = target.head.weight.clone()
+    rows = torch.arange(VOCAB - 20) + made.pop("d2t")
+    made["lm_head.weight"] = target.head.weight[rows if reduced else slice(None)].clone()
+    if reduced:
+        made["d2t"] = rows - torch.arange(len(rows))
     # A window of one: an entry sees itself alone.
     window = {"sliding_window": 1, "use_sliding_window": True, "norm_before_residual": True, "num_key_value_heads": 4}
     return eagle_head(3, target.config, made, **window)
