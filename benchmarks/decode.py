@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import torch
+from benchmarks.step_parts import Parts, bytes_read, time_parts
 
 from outrider_runtime.config import (
     HEADS,
@@ -50,6 +51,7 @@ from outrider_runtime.sampling.params import SamplingParams
 from outrider_runtime.sampling.table import Mode
 from outrider_runtime.speculation.policy import Policy
 
+PASSES = {"none": 0, "ngram": 0, "suffix": 0, "medusa": 1}  # of the draft, a step; of others, as many as it drafts
 FEW = 16  # tokens of the shorter run
 SHARPNESS = 6.0  # spread of a head's logits: as sure of its first token as a trained one, so that its trees grow deep
 LLAMA = {
@@ -110,8 +112,14 @@ class Row:
     accepted_length: float | None  # tokens that a step was made to yield each request: of a tree, its walked path
     tokens_per_second: float  # of all requests, while they decode
     step_ms: float
+    draft_ms: float  # of it, in one more run: the drafts' loop, and what a head reads of the target's step
+    verify_ms: float  # the target's part
+    gap_ms: float  # the device did neither: it waited for the host, or copied
+    read_gigabytes: float  # that a step has to read: weights, and the KV of all texts
+    terabytes_per_second: float  # so many by the time that it took
     tokens_per_step: float  # each request's; less than the accepted length where what was drafted is shorter
     first_tokens_seconds: float  # until every request has its first token
+    ready_seconds: float  # from the process's start, on synthetic weights, until all graphs are captured
 
 
 def synthetic(shape: str, dtype: torch.dtype, device: str) -> LlamaForCausalLM:
@@ -191,6 +199,11 @@ def make_engine(options: argparse.Namespace, target: LlamaForCausalLM, draft: We
     engine = Engine(config, target, draft, max_model_len=longest)
     engine.force_accepted_length(accepted_length(options))
     return engine
+
+
+def _texts(options: argparse.Namespace, concurrency: int) -> int:
+    """Tokens of all texts, in the middle of what is measured."""
+    return concurrency * (options.input + FEW + options.output // 2)
 
 
 def accepted_length(options: argparse.Namespace) -> float | None:
@@ -282,8 +295,10 @@ def run(
     return Run(time.perf_counter() - begin, first, steps, tokens)
 
 
-def measure(options: argparse.Namespace, engine: Engine, vocab_size: int) -> Iterator[Row]:
-    tree = tree_of(options)
+def measure(
+    options: argparse.Namespace, engine: Engine, target: LlamaForCausalLM, draft: Weighted | None, ready: float
+) -> Iterator[Row]:
+    tree, vocab_size = tree_of(options), target.config.vocab_size
     for concurrency in options.concurrency:
         run(engine, concurrency, min(options.input, 128), FEW, vocab_size, options.temperature)
         rates, steps, firsts, yields = [], [], [], []
@@ -296,6 +311,11 @@ def measure(options: argparse.Namespace, engine: Engine, vocab_size: int) -> Ite
                 steps.append(1000 * seconds / max(1, long.steps - short.steps))
                 yields.append((long.tokens - short.tokens) / max(1, long.steps - short.steps) / concurrency)
                 firsts.append(long.first_tokens)
+        parts = parts_of(options, engine, concurrency, vocab_size)
+        read = bytes_read(
+            target, draft, PASSES.get(options.method, options.num_speculative_tokens), _texts(options, concurrency)
+        )
+        step = statistics.median(steps)
         yield Row(
             shape=options.shape,
             method=options.method,
@@ -309,30 +329,56 @@ def measure(options: argparse.Namespace, engine: Engine, vocab_size: int) -> Ite
             temperature=options.temperature,
             accepted_length=accepted_length(options),
             tokens_per_second=round(statistics.median(rates), 1),
-            step_ms=round(statistics.median(steps), 3),
+            step_ms=round(step, 3),
+            draft_ms=round(parts.draft, 3),
+            verify_ms=round(parts.verify, 3),
+            gap_ms=round(parts.gap, 3),
+            read_gigabytes=round(read / 1e9, 2),
+            terabytes_per_second=round(read / step / 1e9, 2),
             tokens_per_step=round(statistics.median(yields), 3),
             first_tokens_seconds=round(statistics.median(firsts), 4),
+            ready_seconds=round(ready, 1),
         )
+
+
+def begin(engine: Engine, options: argparse.Namespace, concurrency: int, output: int, vocab_size: int) -> None:
+    """Requests as run()'s, each of which has its first token."""
+    params = SamplingParams(max_tokens=output, temperature=options.temperature, ignore_eos=True)
+    lots = random.Random(0)
+    waiting = {str(index) for index in range(concurrency)}
+    for index in range(concurrency):
+        prompt = tuple(lots.randrange(vocab_size) for _ in range(options.input))
+        engine.add(AddRequest(str(index), prompt, params))
+    while waiting:
+        waiting.difference_update(delta.request_id for delta in engine.step().deltas)
+
+
+def end(engine: Engine) -> None:
+    while engine.has_work:
+        engine.step()
+
+
+def parts_of(options: argparse.Namespace, engine: Engine, concurrency: int, vocab_size: int) -> Parts:
+    """While all decode: the steps are fewer than the fewest that a request can take."""
+    steps = max(1, options.output // (2 * (1 + engine._runner.draft_sizes[-1])))
+    begin(engine, options, concurrency, FEW + options.output, vocab_size)
+    parts = time_parts(engine, steps)
+    end(engine)
+    return parts
 
 
 def profile(options: argparse.Namespace, engine: Engine, vocab_size: int, steps: int = 20) -> None:
     """Where the device's time goes while all decode: the costliest kernels, in microseconds a step."""
     for concurrency in options.concurrency:
         run(engine, concurrency, options.input, options.output, vocab_size)
-        params = SamplingParams(max_tokens=options.output, temperature=0.0, ignore_eos=True)
-        for index in range(concurrency):
-            engine.add(AddRequest(str(index), tuple(range(5, 5 + options.input)), params))
-        waiting = {str(index) for index in range(concurrency)}
-        while waiting:
-            waiting.difference_update(delta.request_id for delta in engine.step().deltas)
+        begin(engine, options, concurrency, options.output, vocab_size)
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
-            begin = time.perf_counter()
+            started = time.perf_counter()
             for _ in range(steps):
                 engine.step()
             torch.cuda.synchronize()
-            seconds = time.perf_counter() - begin
-        while engine.has_work:
-            engine.step()
+            seconds = time.perf_counter() - started
+        end(engine)
         kernels = sorted(profiler.key_averages(), key=lambda kernel: -kernel.self_device_time_total)
         busy = sum(kernel.self_device_time_total for kernel in kernels) / steps
         print(f"{concurrency} streams: {1e6 * seconds / steps:.0f} us a step, kernels {busy:.0f}")
@@ -377,7 +423,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(arguments)
     dtype = torch.bfloat16 if options.device == "cuda" else torch.float32
+    imports = seconds_since_start()
     for method in options.method:
+        since = time.perf_counter() - imports
         target = synthetic(options.shape, dtype, options.device)
         draft: Weighted | None = None
         if method in HEADS:
@@ -385,14 +433,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         elif method == "draft-model":
             draft = synthetic(options.draft_shape, dtype, options.device)
         for length in options.input:
-            bench(argparse.Namespace(**vars(options) | {"method": method, "input": length}), target, draft)
+            bench(argparse.Namespace(**vars(options) | {"method": method, "input": length}), target, draft, since)
+            since = time.perf_counter() - imports
             gc.collect()
             if options.device == "cuda":
                 torch.cuda.empty_cache()
 
 
-def bench(options: argparse.Namespace, target: LlamaForCausalLM, draft: Weighted | None) -> None:
-    """One method and length of prompts."""
+def bench(options: argparse.Namespace, target: LlamaForCausalLM, draft: Weighted | None, since: float) -> None:
+    """One method and length of prompts, made ready `since` then."""
     engine = make_engine(options, target, draft)
     if options.adaptive and engine._calibration is not None:
         engine.set_policy(Policy(num_speculative_tokens=options.num_speculative_tokens))
@@ -402,12 +451,18 @@ def bench(options: argparse.Namespace, target: LlamaForCausalLM, draft: Weighted
         profile(options, engine, target.config.vocab_size)
         return
     rows = []
-    for row in measure(options, engine, target.config.vocab_size):
+    for row in measure(options, engine, target, draft, time.perf_counter() - since):
         print(json.dumps(asdict(row)), flush=True)
         rows.append(asdict(row) | settings(options.device))
     if options.json:
         known = json.loads(options.json.read_text()) if options.json.exists() else []
         options.json.write_text(json.dumps([*known, *rows], indent=1) + "\n")
+
+
+def seconds_since_start() -> float:
+    """Of this process: what came before its first line, too."""
+    ticks = int(Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()[19])
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
 
 
 def settings(device: str) -> dict[str, object]:

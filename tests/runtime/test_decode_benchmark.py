@@ -7,7 +7,8 @@ from collections.abc import Callable, Hashable
 
 import pytest
 import torch
-from benchmarks.decode import main
+from benchmarks.decode import main, synthetic
+from benchmarks.step_parts import bytes_read
 
 from outrider_runtime.config import HEADS
 from outrider_runtime.engine import runner
@@ -71,3 +72,19 @@ def test_a_tree_that_cannot_grow_is_refused(capsys, shape):
     with pytest.raises(SystemExit):
         main([*SMALL, "--method", "eagle", *shape])
     assert "--tree-max-tokens" in capsys.readouterr().err
+
+
+def test_a_row_tells_where_a_step_s_time_goes(capsys):
+    found, _ = rows(capsys, "--method", "none", "draft-model")
+    plain, drafted = found[0], found[2]
+    assert plain["draft_ms"] == 0.0 < plain["verify_ms"]
+    assert min(drafted["draft_ms"], drafted["verify_ms"], drafted["gap_ms"]) > 0.0
+    assert 0.0 < plain["ready_seconds"] < 600.0
+
+
+def test_a_step_reads_the_target_once_and_the_draft_as_often_as_it_drafts():
+    model = synthetic("tiny", torch.float32, "cpu")
+    numbers = sum(weight.numel() for weight in model.parameters()) - 512 * 64  # the embedding is not the output layer
+    kv = 2 * 2 * 2 * 16  # keys and values of two layers of two heads
+    assert bytes_read(model, None, 0, tokens=10) == 4 * (numbers + 10 * kv)
+    assert bytes_read(model, model, 3, tokens=10) == 4 * 4 * (numbers + 10 * kv)
