@@ -87,11 +87,18 @@ class EagleHead(Weighted):
         return combined
 
     @torch.inference_mode()
-    def forward(self, batch: Batch, states: Tensor, cache: KVCache, rows: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        batch: Batch,
+        states: Tensor,
+        cache: KVCache,
+        rows: Tensor | None = None,
+        rotation: Rotation | None = None,
+    ) -> Tensor:
         """Entries of the batch's tokens and of the `states` [tokens, hidden] of the positions before them, which may be
         overwritten, to the states of their own positions. Writes their KV. `rows`: to the states of these alone, whose
-        queries a single layer's batch plans alone."""
-        rotation = self.rope(batch.positions, self.dtype)
+        queries a single layer's batch plans alone. `rotation`: that of the positions, where it is there already."""
+        rotation = rotation or self.rope(batch.positions, self.dtype)
         pairs = pair(self._embeddings, batch.token_ids, states, self.first.norms)
         if self.shape.version == 1:
             pairs = states = self.fc(pairs)
@@ -103,6 +110,13 @@ class EagleHead(Weighted):
         if self.layers and rows is not None:
             hidden = take_rows(hidden, rows)
         return self.norm(hidden) if self.norm is not None and self.shape.norm_output else hidden
+
+    @torch.inference_mode()
+    def rotations(self, positions: Tensor) -> list[Rotation]:
+        """Of each of [turns, tokens] positions, at once."""
+        cosines, sines = self.rope(positions.flatten(), self.dtype)
+        shape = (*positions.shape, *cosines.shape[1:])
+        return list(zip(cosines.view(shape), sines.view(shape), strict=True))
 
     @torch.inference_mode()
     def logits(self, states: Tensor) -> Tensor:

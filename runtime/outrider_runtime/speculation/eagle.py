@@ -63,10 +63,12 @@ class Eagle(Following):
             return
         slots = feed.slots[:requests]
         course = draft_course(self._state, feed, self._cache, self._head.attention_shape, requests, length)
+        rotations = self._head.rotations(course.positions)
         states = take_rows(self._states, slots)
         drawn = self._drawn(states, slots, course.positions[0], mode)
         for turn in range(1, length):
-            states = self._head(course.batch(turn - 1, drawn), states, self._cache)
+            batch = course.batch(turn - 1, drawn)
+            states = self._head(batch, states, self._cache, rotation=rotations[turn - 1])
             drawn = self._drawn(states, slots, course.positions[turn], mode)
 
     def _drawn(self, states: Tensor, slots: Tensor, positions: Tensor, mode: Mode) -> Tensor:
@@ -88,9 +90,11 @@ class Eagle(Following):
     def _draft_trees(self, tree: DynamicTree, feed: Feed, requests: int, turns: int, mode: Mode) -> None:
         """Each turn reads the likeliest branches there are, all requests' at once, and finds what may follow each."""
         slots = owners = feed.slots[:requests]
-        ends = positions = self._state.lengths[slots]
-        states = self._states[slots]
-        expansion = Expansion(tree, Settings(self._table.rows[slots]).reads_text)
+        branches = slots.repeat_interleave(tree.top_k)
+        indices = slots.long()  # once, where indexing would for each tensor
+        ends = positions = self._state.lengths[indices]
+        states = take_rows(self._states, slots)
+        expansion = Expansion(tree, Settings(self._table.rows[indices]).reads_text)
         for turn in range(turns):
             logits, token_ids = self._logits(states, spread=mode is not Mode.GREEDY)
             tokens, confidences = candidates(logits, owners, positions, self._table, mode, tree.top_k)
@@ -102,7 +106,7 @@ class Eagle(Following):
                 shape = self._head.attention_shape
                 batch, places = frontier_batch(self._state, feed, self._cache, shape, ends, frontier, turn)
                 states = self._head(batch, states, self._cache)
-                owners, positions = slots.repeat_interleave(tree.top_k), places + 1
+                owners, positions = branches, places + 1
         place_trees(self._state, slots, ends, *expansion.best())
 
 
