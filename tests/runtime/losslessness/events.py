@@ -12,6 +12,7 @@ from tests.runtime.losslessness.restless import Whimsical
 from tests.runtime.losslessness.shadow import Shadow
 
 from outrider_runtime.engine.messages import AddRequest
+from outrider_runtime.sampling.table import Mode, mode_of
 
 STEPS = 90  # until everybody is let come to an end
 MOST_OPEN = 7  # requests; more than run at a time
@@ -58,6 +59,12 @@ class Events:
             target=target(torch.float64),
             clock=self.clock,
         )
+        hardest = lots.choice(list(Mode))  # to draw
+        self.numbers = [
+            number
+            for number, asked in enumerate(everything())
+            if not asked.params.stop and mode_of(asked.params) <= hardest
+        ]
         Whimsical.rules(self.engine, lots)
         self.watch = shadow.watch(self.engine, lots)
         self.texts = 0
@@ -79,7 +86,7 @@ class Events:
         self.clock.now += 3.0 if pauses else 0.02
 
     def add(self) -> None:
-        number = self.lots.choice([number for number, asked in enumerate(everything()) if not asked.params.stop])
+        number = self.lots.choice(self.numbers)
         name, asked = f"{self.texts} is {number}", everything()[number]
         params = asked.params
         if self.lots.random() < 0.2:

@@ -88,7 +88,7 @@ class Shadow:
         assert _far(states, known) < ROUNDING, f"in turn {turn} the draft draws from what is not text {number}'s"
 
     def _read(self, text: list[int]) -> Whole:
-        kv, hidden = self._alone(self._target, text)
+        kv, hidden = _alone(self._target, text)
         if isinstance(self._draft, EagleHead):
             cache = _cache(self._draft)
             states = self._draft.states(hidden)[:-1].clone()
@@ -99,14 +99,8 @@ class Shadow:
             states = self._draft.states(hidden, 1)[0]
             return Whole(kv, None, torch.cat((states[:1], states[:-1])))
         if isinstance(self._draft, CausalLM):
-            return Whole(kv, *self._alone(self._draft, text))
+            return Whole(kv, *_alone(self._draft, text))
         return Whole(kv)
-
-    @staticmethod
-    def _alone(model: CausalLM, text: list[int]) -> tuple[Tensor, Tensor]:
-        cache = _cache(model)
-        hidden = model(make_batch([Span(text, 0, _BLOCKS)], 1, "cpu", model.attention_shape), cache)
-        return cache.arrays[:, :, : len(text)], hidden
 
 
 class Watch:
@@ -224,6 +218,13 @@ _BLOCKS = range(MAX_MODEL_LEN)  # of one token
 
 def _cache(model: CausalLM | EagleHead) -> KVCache:
     return KVCache(model.config, MAX_MODEL_LEN, 1, torch.float64, "cpu")
+
+
+def _alone(model: CausalLM, text: list[int]) -> tuple[Tensor, Tensor]:
+    """KV and hidden states."""
+    cache = _cache(model)
+    hidden = model(make_batch([Span(text, 0, _BLOCKS)], 1, "cpu", model.attention_shape), cache)
+    return cache.arrays[:, :, : len(text)], hidden
 
 
 @contextmanager
