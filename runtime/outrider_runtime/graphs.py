@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 
@@ -66,9 +67,23 @@ class Graphs:
         self.active = device.type == "cuda"
         self._graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
         self._pool = torch.cuda.graph_pool_handle() if self.active else None
+        self._held: list[Callable[[], None]] | None = None
+
+    @contextmanager
+    def holding(self) -> Iterator[list[Callable[[], None]]]:
+        """Programs that were to run meanwhile, which do not."""
+        held: list[Callable[[], None]] = []
+        self._held = held
+        try:
+            yield held
+        finally:
+            self._held = None
 
     def run(self, key: Hashable, program: Callable[[], None]) -> None:
         """Replay the program of this key, captured now if it was not yet."""
+        if self._held is not None:
+            self._held.append(program)
+            return
         if not self.active:
             program()
             return

@@ -175,12 +175,24 @@ class Runner:
         """
         if not self._graphs.active:
             return
-        programs, begin = capture.first(self.widths, draft_tokens), time.monotonic()
+        programs = capture.first(self.widths, draft_tokens)
+        if not self.on_host:
+            self._compile(programs, report)
+        begin = time.monotonic()
         report(f"capturing {len(programs)} graphs")
         for program in programs:
             self._prepare(program)
         self._uncaptured = capture.rest(self.widths, programs)[::-1]
         report(f"captured {len(programs)} graphs in {time.monotonic() - begin:.1f} s; {len(self._uncaptured)} to come")
+
+    def _compile(self, programs: Collection[Program], report: Callable[[str], None]) -> None:
+        """The kernels that the programs launch, all at once instead of one where the other has run."""
+        from outrider_runtime.kernels.compiling import compile_ahead  # Triton is there with CUDA only
+
+        with self._graphs.holding() as held:
+            for program in programs:
+                self._prepare(program)
+        compile_ahead(held, self._state.tokens.device, report)
 
     def captured(self, program: Program) -> bool:
         return program in self._graphs

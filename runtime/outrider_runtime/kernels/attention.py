@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from outrider_runtime.kernels.compiling import kept_zeros
 from outrider_runtime.layers.attention import AttentionShape, PagedPlan, Tile, Tuning, WorkList
 
 MAX_COUNTERS = 1 << 16  # (tile, KV head) pairs of one launch
@@ -259,7 +260,7 @@ def _processors(device: torch.device) -> int:
 @cache
 def _counters(device: torch.device) -> Tensor:
     """How many parts of a tile are done. The last program to add to one sets it back to zero."""
-    return torch.zeros(MAX_COUNTERS, dtype=torch.int32, device=device)
+    return kept_zeros(MAX_COUNTERS, device)
 
 
 # Values of every kind come by, and a compilation each would gain nothing.

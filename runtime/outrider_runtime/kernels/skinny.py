@@ -20,6 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from outrider_runtime.kernels.compiling import kept_zeros
 from outrider_runtime.layers.rope import Turn
 
 MAX_ROWS = 64
@@ -138,7 +139,7 @@ def product(
 @cache
 def _counters(device: torch.device) -> Tensor:
     """How many parts of each tile have arrived. Zero between launches: the last one to arrive sets it back."""
-    return torch.zeros(MAX_TILES, dtype=torch.int32, device=device)
+    return kept_zeros(MAX_TILES, device)
 
 
 @triton.jit(do_not_specialize=["rows"])

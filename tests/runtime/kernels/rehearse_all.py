@@ -1,0 +1,97 @@
+"""Hold what is compiled ahead to what the programs then launch, for every way to speculate, on a machine without a GPU.
+
+Models and state lie on the CPU and say that they do not; what would be compiled is only noted. Ends with a line for
+each way in which anything is left to compile.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import partialmethod
+from types import SimpleNamespace
+
+import torch
+import triton.compiler
+from tests.runtime.kernels.compile_all import Compiler
+from tests.runtime.methods import METHODS, Method
+from tests.runtime.tiny import tiny_pair
+from torch.overrides import TorchFunctionMode
+from triton import JITFunction
+from triton.runtime import driver
+
+from outrider_runtime.config import EngineConfig, SchedulerConfig, SourceConfig, SpeculationConfig
+from outrider_runtime.engine import capture
+from outrider_runtime.engine.runner import Runner
+from outrider_runtime.kernels.compiling import compile_ahead
+
+CPU = torch.device("cpu")
+TURNS = 3
+
+
+class OnCuda(TorchFunctionMode):
+    """Says so; and what no kernel fills is zero, which is a valid index of anything."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func == torch.Tensor.is_cuda.__get__:
+            return True
+        return {torch.empty: torch.zeros, torch.empty_like: torch.zeros_like}.get(func, func)(*args, **(kwargs or {}))
+
+
+def runner_of(method: Method) -> Runner:
+    config = EngineConfig(
+        SourceConfig("m"),
+        SpeculationConfig(method.method, max_tokens=TURNS, **method.options),
+        scheduler=SchedulerConfig(max_concurrency=8, max_batched_tokens=64),
+    )
+    target = tiny_pair()[1]
+    return Runner(config, target, method.draft(target), num_blocks=64, max_model_len=64, eos_token_ids=())
+
+
+def held(runner: Runner) -> list[Callable[[], None]]:
+    with runner._graphs.holding() as programs:
+        for program in capture.first(runner.widths, TURNS):
+            runner._prepare(program)
+    return programs
+
+
+def faults(method: Method, compiled: list[str]) -> list[str]:
+    runner = runner_of(method)
+    runner._hidden.fill_(1)
+    programs = held(runner)
+    reports: list[str] = []
+    found = []
+    with OnCuda():
+        compile_ahead(programs, CPU, reports.append)
+        if len(reports) != 2:
+            found.append("was not rehearsed to the end")
+        if not bool((runner._hidden == 1).all()):
+            found.append("wrote what it computed")
+        ahead = len(compiled)
+        for program in programs:
+            program()
+    return [*found, *(f"left {name} to be compiled" for name in compiled[ahead:])]
+
+
+def launch_nothing(kernel: JITFunction, run: Callable[..., object], *args, warmup: bool, **options) -> None:
+    run(kernel, *args, warmup=True, **options)
+
+
+def main() -> str | None:
+    compiled: list[str] = []
+
+    def note(source: object, **_: object) -> SimpleNamespace:
+        compiled.append(source.name)
+        return SimpleNamespace(metadata=SimpleNamespace(shared=0))
+
+    triton.compiler.compile = note
+    driver.set_active(Compiler())
+    JITFunction.run = partialmethod(launch_nothing, JITFunction.run)
+    findings = [f"{name}: {fault}" for name, method in METHODS.items() for fault in faults(method, compiled)]
+    if not compiled:
+        findings.append("nothing was compiled")
+    return "\n".join(findings) or None
+
+
+if __name__ == "__main__":
+    sys.exit(main())
