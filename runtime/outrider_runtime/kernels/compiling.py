@@ -22,7 +22,7 @@ from triton import AsyncCompileMode, JITFunction
 
 log = logging.getLogger(__name__)
 
-MOST_THREADS = 8  # the compiler holds Python's lock for a sixth of its time
+MOST_THREADS = 8  # the compiler holds Python's lock for up to a third of its time
 
 
 def compile_ahead(
