@@ -65,11 +65,9 @@ class Rehearsal(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
     ) -> Any:
         if args and (first := func._schema.arguments[0].alias_info) is not None and first.is_write:
             return args[0]  # what is written in place has its shape already
-        kwargs = dict(kwargs or {})
-        if "device" in kwargs:
-            kwargs["device"] = "meta"
         with torch.inference_mode(False):  # so that views are of the kind that tensors from without are
-            found = func(*_mapped(_shape, args), **{name: _mapped(_shape, each) for name, each in kwargs.items()})
+            named = {name: _mapped(_shape, each) for name, each in (kwargs or {}).items()}
+            found = func(*_mapped(_shape, args), **named)
             return _mapped(lambda shape: _Shadow.of(shape, self._device), found)
 
 
@@ -102,9 +100,12 @@ def _shape(tensor: Tensor) -> Tensor:
 
 
 def _mapped(change: Callable[[Tensor], Tensor], value: Any) -> Any:
-    """Tensors in what an operator takes or gives; torch's own for trees of any kind costs more than all the rest."""
+    """What an operator takes or gives, where devices become that of shapes. (torch's own way through trees of any kind
+    costs more than all the rest.)"""
     if isinstance(value, Tensor):
         return change(value)
+    if isinstance(value, torch.device):
+        return torch.device("meta")
     if isinstance(value, (tuple, list)):
         return type(value)([_mapped(change, each) for each in value])
     return value

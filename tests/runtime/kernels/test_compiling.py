@@ -28,7 +28,9 @@ def test_a_rehearsal_finds_shapes_and_says_that_they_are_on_its_device():
     with Rehearsal(OTHER), torch.inference_mode():
         out = torch.nn.functional.linear(torch.empty(3, 4), weight)
         picked = out.flatten()[5:].argmax()
+        moved = out.to(CPU, torch.float64)
     assert (out.shape, out.device, picked.dtype) == ((3, 6), OTHER, torch.int64)
+    assert (moved.shape, moved.device, moved.dtype) == ((3, 6), OTHER, torch.float64)
 
 
 def test_a_rehearsal_writes_nothing():
