@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from outrider_runtime.kernels.compiling import kept_zeros
+from outrider_runtime.kernels.shared_memory import shared_memory
 from outrider_runtime.layers.attention import AttentionShape, PagedPlan, Tile, Tuning, WorkList
 
 MAX_COUNTERS = 1 << 16  # (tile, KV head) pairs of one launch
@@ -102,6 +103,7 @@ def plan_paged(
             tokens=tokens,
             block_size=block_size,
             shape=shape,
+            dim=dim,
             tuning=tuning,
             tile=tile,
             above=above,
@@ -133,6 +135,7 @@ def plan_decodes(
         tokens=requests,
         block_size=block_size,
         shape=shape,
+        dim=dim,
         tuning=tuning,
         tile=tuning.narrow,
         above=0,
@@ -152,6 +155,7 @@ def _work_lists(
     tokens: int,
     block_size: int,
     shape: AttentionShape,
+    dim: int,
     tuning: Tuning,
     tile: Tile,
     above: int,
@@ -163,6 +167,7 @@ def _work_lists(
     `context_lengths` [steps, requests] are of."""
     steps, requests = context_lengths.shape
     longest = block_tables.shape[1] * block_size
+    tile = tile.within(shared_memory(query_starts.device), _padded(dim), shape.dtype.itemsize)
     queries = tile.queries(shape.shared)
     splits = min(tuning.max_splits, triton.cdiv(longest, tuning.split_tokens)) if above == 0 else 1
     # Requests without rows are none, the padding is one more, and each ends in one tile that is not full.
@@ -238,7 +243,7 @@ def paged_attention(query: Tensor, keys: Tensor, values: Tensor, plan: PagedPlan
             KV_HEADS=kv_heads,
             SHARED=shared,
             DIM=dim,
-            DIM_PADDED=max(16, triton.next_power_of_2(dim)),
+            DIM_PADDED=_padded(dim),
             BLOCK_SIZE=plan.block_size,
             WINDOW=plan.shape.sliding_window or 0,
             SOFTCAP=plan.shape.softcap or 0.0,
@@ -250,6 +255,10 @@ def paged_attention(query: Tensor, keys: Tensor, values: Tensor, plan: PagedPlan
             num_stages=tile.stages,
         )
     return out
+
+
+def _padded(dim: int) -> int:
+    return max(16, 1 << (dim - 1).bit_length())
 
 
 @cache

@@ -12,7 +12,7 @@ an H200 all of Llama-3.1-8B but its attention takes 3.95, 4.04 and 4.10 ms for 1
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import torch
@@ -21,6 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from outrider_runtime.kernels.compiling import kept_zeros
+from outrider_runtime.kernels.shared_memory import shared_memory
 from outrider_runtime.layers.rope import Turn
 
 MAX_ROWS = 64
@@ -37,6 +38,16 @@ class Tiling:
     splits: int
     stages: int
     warps: int
+
+    def within(self, limit: int, rows: int, itemsize: int) -> Tiling:
+        """With fewer stages, then smaller, until it takes at most `limit` bytes of shared memory, 48 KiB or more."""
+        plan = self
+        while plan.stages * plan.depth * (plan.width + _padded(rows)) * itemsize > limit:
+            if plan.stages > 2:
+                plan = replace(plan, stages=plan.stages - 1)
+            else:
+                plan = replace(plan, width=max(32, plan.width // 2), depth=max(32, plan.depth // 2), stages=self.stages)
+        return plan
 
 
 def tiling(outputs: int, inputs: int, rows: int, dtype: torch.dtype, alone: bool) -> Tiling:
@@ -93,6 +104,7 @@ def product(
         raise ValueError(f"{rows} rows; a skinny product takes at most {MAX_ROWS}")
     outputs = weight.shape[0] // 2 if gated else weight.shape[0]
     plan = plan or tiling(weight.shape[0], inputs, rows, x.dtype, alone=norm is None and not gated)
+    plan = plan.within(shared_memory(x.device), rows, x.itemsize)
     tiles = triton.cdiv(outputs, plan.width // 2 if gated else plan.width)
     if plan.splits > 1 and tiles > MAX_TILES:
         raise ValueError(f"{tiles} tiles of a split product; at most {MAX_TILES}")
@@ -126,7 +138,7 @@ def product(
         GATED=gated,
         DIM=dim,
         KV_SIZE=kv_size,
-        ROWS=max(16, triton.next_power_of_2(rows)),
+        ROWS=_padded(rows),
         WIDTH=plan.width,
         DEPTH=plan.depth,
         SPLITS=plan.splits,
@@ -134,6 +146,10 @@ def product(
         num_warps=plan.warps,
     )
     return out
+
+
+def _padded(rows: int) -> int:
+    return max(16, 1 << (rows - 1).bit_length())
 
 
 @cache

@@ -58,6 +58,16 @@ class Tile:
     def queries(self, shared: int) -> int:
         return self.padded_rows(shared) // shared
 
+    def within(self, limit: int, dim: int, itemsize: int) -> Tile:
+        """With fewer stages, then smaller, until it takes at most `limit` bytes of shared memory, 48 KiB or more."""
+        tile = self
+        while (tile.rows + 2 * tile.stages * tile.keys) * dim * itemsize > limit:
+            if tile.stages > 2:
+                tile = replace(tile, stages=tile.stages - 1)
+            else:
+                tile = replace(tile, rows=max(16, tile.rows // 2), keys=max(16, tile.keys // 2))
+        return tile
+
 
 @dataclass(frozen=True, slots=True)
 class Tuning:

@@ -13,6 +13,7 @@ from tests.runtime.kernels.paged import attended, expected, make_case, planned
 from tests.runtime.trees import mask, random_tree
 
 from outrider_runtime.kernels import attention
+from outrider_runtime.kernels.shared_memory import HOPPER
 from outrider_runtime.layers.attention import Tile, Tuning
 
 SMALL = Tile(rows=8, keys=16, stages=2, warps=4, per_processor=2)
@@ -177,3 +178,15 @@ def test_what_the_plan_is_not_for_is_refused():
         attended(replace(case, query=case.query[:2]), plan)
     with pytest.raises(ValueError, match="contiguous"):
         attended(replace(case, query=case.query.transpose(0, 1).contiguous().transpose(0, 1)), plan)
+
+
+@pytest.mark.parametrize("dim", [64, 128, 256])
+@pytest.mark.parametrize("tokens", [1, 64, 2048])
+def test_tiles_are_cut_to_a_gpu_s_shared_memory_and_stay_where_there_is_a_hopper_s(tokens, dim):
+    tuning = attention.tuning_for(torch.bfloat16, dim, tokens)
+    for tile in (tuning.narrow, tuning.small, tuning.large):
+        assert tile.within(HOPPER, dim, 2) == tile
+        for limit in (163 << 10, 99 << 10, 48 << 10):
+            cut = tile.within(limit, dim, 2)
+            assert (cut.rows + 2 * cut.stages * cut.keys) * dim * 2 <= limit
+            assert min(cut.rows, cut.keys) >= 16

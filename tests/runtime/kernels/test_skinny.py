@@ -7,6 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from outrider_runtime.kernels import skinny
+from outrider_runtime.kernels.shared_memory import HOPPER
 from outrider_runtime.kernels.skinny import Tiling, product, tiling
 from outrider_runtime.layers.rope import Turn, turn_and_store
 
@@ -157,3 +158,15 @@ def test_programs_of_more_rows_are_wider_or_share_inputs_as_each_reads_all_of_th
 def test_what_does_not_fit_is_refused():
     with pytest.raises(ValueError, match="65 rows; a skinny product takes at most 64"):
         product(random(65, 32), random(32, 32))
+
+
+@pytest.mark.parametrize("rows", [1, 5, 16, 20, 32, 64])
+@pytest.mark.parametrize(("outputs", "inputs"), [(6144, 4096), (28672, 4096), (128256, 4096), (2048, 8192)])
+def test_tiles_are_cut_to_a_gpu_s_shared_memory_and_stay_where_there_is_a_hopper_s(outputs, inputs, rows):
+    plan = tiling(outputs, inputs, rows, torch.bfloat16, alone=True)
+    assert plan.within(HOPPER, rows, 2) == plan
+    for limit in (163 << 10, 99 << 10, 48 << 10):
+        cut = plan.within(limit, rows, 2)
+        assert cut.stages * cut.depth * (cut.width + max(16, rows)) * 2 <= limit
+        assert cut.stages >= 2
+        assert cut.width <= plan.width
