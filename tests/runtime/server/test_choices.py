@@ -145,7 +145,17 @@ class TestLogprobs:
         else:
             create, ask = client.completions.create, {**COMPLETION, "logprobs": 2}
         whole = (await create(**ask)).choices[0].logprobs
-        pieces = [c.logprobs async for chunk in await create(**ask, stream=True) for c in chunk.choices if c.logprobs]
+
+        def told_step_by_step(token: int) -> TokenLogprobs:
+            served.engine.go.clear()  # until its piece has come: what comes together may be one
+            return told(token)
+
+        served.engine.logprobs = told_step_by_step
+        pieces = []
+        async for chunk in await create(**ask, stream=True):
+            pieces += [choice.logprobs for choice in chunk.choices if choice.logprobs]
+            if pieces:
+                served.engine.go.set()
         assert len(pieces) > 1
         if kind == "chat":
             assert [token for piece in pieces for token in piece.content] == whole.content
