@@ -92,7 +92,9 @@ class Reflex:
         self.effective_tokens = self.adaptive.effective_tokens if decoding else None
         if decoding:
             self._context = float(columns.contexts.mean())
-        return Drafting(decision.turns, reads, decision.shape)
+        # Steps of requests that want no drafts would say of a speed-up that there is none.
+        wanted = not decoding or any(chunk.request.params.speculative != 0 for chunk in decoding)
+        return Drafting(decision.turns, reads, decision.shape if wanted else None)
 
     def idle(self, now: float) -> None:
         """There was a moment to capture graphs in."""

@@ -155,6 +155,14 @@ def test_a_requests_own_wish_only_lowers_what_the_reflex_would_draft(speculative
     assert collector.text("it") == naive(asked.prompt, GREEDY)
 
 
+def test_requests_that_want_no_drafts_say_nothing_of_the_speed_up():
+    machine = Machine("equal draft", policy=AUTO)
+    machine.serve(1, 60, replace(LONG, speculative=0))
+    assert machine.engine.stats().speedup is None
+    machine.serve(1, 60, LONG)
+    assert machine.engine.stats().speedup > 1.2
+
+
 @pytest.mark.parametrize("stop", [SUSPENDED, Policy(mode="Disabled")], ids=["suspended", "disabled"])
 def test_a_policy_is_in_force_from_the_next_launch_on_and_drops_nothing(stop):
     machine = Machine("equal draft", policy=AUTO, overlap=True)
