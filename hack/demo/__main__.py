@@ -182,7 +182,8 @@ def saturate(kubectl: Kubectl, url: str) -> None:
         with Load(service, "demo-ngram", IN_FLIGHT, questions=COPYING) as load:
             story.until(now, "Suspended", lambda obj: speculation(obj) == ("Suspended", "Saturated"), 90)
         story.until(now, "Active again", lambda obj: speculation(obj)[0] == "Active", 90)
-    print(f"\n  requests of the load: {dict(load.outcomes) or 'all cancelled when it ended'}")
+    outcomes = [f"{count} {outcome}" for outcome, count in sorted(load.outcomes.items())]
+    print(f"\n  requests of the load: {', '.join([*outcomes, 'the rest cancelled when it ended'])}")
     events = ("events", "--for", "specm/demo-ngram")
     print(f"\n$ kubectl {' '.join(events)}\n{kubectl(*events)}")
 
