@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from outrider_runtime.kernels.compiling import kept_zeros
-from outrider_runtime.kernels.shared_memory import shared_memory
+from outrider_runtime.kernels.limits import padded, shared_memory
 from outrider_runtime.layers.attention import AttentionShape, PagedPlan, Tile, Tuning, WorkList
 
 MAX_COUNTERS = 1 << 16  # (tile, KV head) pairs of one launch
@@ -51,8 +51,9 @@ def tuning_for(dtype: torch.dtype, dim: int, tokens: int, *, mixed: bool = False
             narrow = Tile(rows=16, keys=64, stages=3, warps=2, per_processor=4)
         small = Tile(rows=64, keys=64, stages=3, warps=4, per_processor=2)
         if tokens <= LONE:
-            small = narrow if dim > 64 else Tile(rows=64, keys=32, stages=2, warps=4, per_processor=2)
-            narrow = small
+            if dim <= 64:
+                narrow = Tile(rows=64, keys=32, stages=2, warps=4, per_processor=2)
+            small = narrow
         elif tokens >= WIDE and not mixed:
             small = Tile(rows=32, keys=32, stages=3, warps=2, per_processor=4)
         large = Tile(rows=128, keys=64, stages=3, warps=8, per_processor=1)
@@ -167,7 +168,7 @@ def _work_lists(
     `context_lengths` [steps, requests] are of."""
     steps, requests = context_lengths.shape
     longest = block_tables.shape[1] * block_size
-    tile = tile.within(shared_memory(query_starts.device), _padded(dim), shape.dtype.itemsize)
+    tile = tile.within(shared_memory(query_starts.device), padded(dim), shape.dtype.itemsize)
     queries = tile.queries(shape.shared)
     splits = min(tuning.max_splits, triton.cdiv(longest, tuning.split_tokens)) if above == 0 else 1
     # Requests without rows are none, the padding is one more, and each ends in one tile that is not full.
@@ -243,7 +244,7 @@ def paged_attention(query: Tensor, keys: Tensor, values: Tensor, plan: PagedPlan
             KV_HEADS=kv_heads,
             SHARED=shared,
             DIM=dim,
-            DIM_PADDED=_padded(dim),
+            DIM_PADDED=padded(dim),
             BLOCK_SIZE=plan.block_size,
             WINDOW=plan.shape.sliding_window or 0,
             SOFTCAP=plan.shape.softcap or 0.0,
@@ -255,10 +256,6 @@ def paged_attention(query: Tensor, keys: Tensor, values: Tensor, plan: PagedPlan
             num_stages=tile.stages,
         )
     return out
-
-
-def _padded(dim: int) -> int:
-    return max(16, 1 << (dim - 1).bit_length())
 
 
 @cache

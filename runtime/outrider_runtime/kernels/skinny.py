@@ -21,7 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from outrider_runtime.kernels.compiling import kept_zeros
-from outrider_runtime.kernels.shared_memory import shared_memory
+from outrider_runtime.kernels.limits import padded, shared_memory
 from outrider_runtime.layers.rope import Turn
 
 MAX_ROWS = 64
@@ -42,7 +42,7 @@ class Tiling:
     def within(self, limit: int, rows: int, itemsize: int) -> Tiling:
         """With fewer stages, then smaller, until it takes at most `limit` bytes of shared memory, 48 KiB or more."""
         plan = self
-        while plan.stages * plan.depth * (plan.width + _padded(rows)) * itemsize > limit:
+        while plan.stages * plan.depth * (plan.width + padded(rows)) * itemsize > limit:
             if plan.stages > 2:
                 plan = replace(plan, stages=plan.stages - 1)
             else:
@@ -138,7 +138,7 @@ def product(
         GATED=gated,
         DIM=dim,
         KV_SIZE=kv_size,
-        ROWS=_padded(rows),
+        ROWS=padded(rows),
         WIDTH=plan.width,
         DEPTH=plan.depth,
         SPLITS=plan.splits,
@@ -146,10 +146,6 @@ def product(
         num_warps=plan.warps,
     )
     return out
-
-
-def _padded(rows: int) -> int:
-    return max(16, 1 << (rows - 1).bit_length())
 
 
 @cache

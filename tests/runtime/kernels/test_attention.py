@@ -13,7 +13,7 @@ from tests.runtime.kernels.paged import attended, expected, make_case, planned
 from tests.runtime.trees import mask, random_tree
 
 from outrider_runtime.kernels import attention
-from outrider_runtime.kernels.shared_memory import HOPPER
+from outrider_runtime.kernels.limits import HOPPER
 from outrider_runtime.layers.attention import Tile, Tuning
 
 SMALL = Tile(rows=8, keys=16, stages=2, warps=4, per_processor=2)

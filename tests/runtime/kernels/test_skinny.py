@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from outrider_runtime.kernels import skinny
-from outrider_runtime.kernels.shared_memory import HOPPER
+from outrider_runtime.kernels.limits import HOPPER
 from outrider_runtime.kernels.skinny import Tiling, product, tiling
 from outrider_runtime.layers.rope import Turn, turn_and_store
 
