@@ -8,6 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from tests.gpu.marks import ON_A_GPU
 
 from outrider_runtime.config import CacheConfig, EngineConfig, SchedulerConfig, SourceConfig, SpeculationConfig
 from outrider_runtime.engine.calibration import Calibration
@@ -22,12 +23,7 @@ from outrider_runtime.speculation.cost import StepShape
 from outrider_runtime.speculation.policy import Policy
 from outrider_runtime.speculation.verify import draw_lots
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not torch.cuda.is_available(), reason="no CUDA device here; hack/gpu_check.sh runs these on one"
-    ),
-]
+pytestmark = ON_A_GPU
 
 SHAPE = {
     "architectures": ["LlamaForCausalLM"],

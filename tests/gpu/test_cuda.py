@@ -6,6 +6,7 @@ import random
 
 import pytest
 import torch
+from tests.gpu.marks import ON_A_GPU
 from tests.runtime.engine.driver import assert_all_free, make_engine, naive, run
 from tests.runtime.methods import METHODS
 from tests.runtime.tiny import VOCAB, ours, reference_model
@@ -15,12 +16,7 @@ from outrider_runtime.engine.messages import AddRequest
 from outrider_runtime.sampling.noise import gumbel, random_words
 from outrider_runtime.sampling.params import SamplingParams
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not torch.cuda.is_available(), reason="no CUDA device here; hack/gpu_check.sh runs these on one"
-    ),
-]
+pytestmark = ON_A_GPU
 
 PROMPTS = [(4,), (5, 9, 33), (11, 12, 13, 14, 15) * 5, tuple(range(10, 50))]
 PARAMS = {

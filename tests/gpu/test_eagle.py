@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.gpu.marks import ON_A_GPU
 from tests.runtime.heads import eagle_draft
 from tests.runtime.tiny import ours, reference_model
 from tests.runtime.verified import BLOCKS, ENDING, SIZE, verified_step
@@ -12,12 +13,7 @@ from outrider_runtime.kv.cache import KVCache
 from outrider_runtime.sampling.table import Mode, SamplingTable
 from outrider_runtime.speculation.eagle import Eagle
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not torch.cuda.is_available(), reason="no CUDA device here; hack/gpu_check.sh runs these on one"
-    ),
-]
+pytestmark = ON_A_GPU
 
 
 @pytest.fixture(autouse=True)

@@ -6,14 +6,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tests.gpu.marks import ON_A_GPU
 from tests.runtime.kernels.paged import attended, expected, make_case, planned
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not torch.cuda.is_available(), reason="no CUDA device here; hack/gpu_check.sh runs these on one"
-    ),
-]
+pytestmark = ON_A_GPU
 
 TOLERANCE = {torch.bfloat16: 1.2e-2, torch.float16: 2e-3, torch.float32: 2e-5}
 DECODE = [(1, 1), (1, 17), (1, 384), (1, 4096), (1, 9000)]

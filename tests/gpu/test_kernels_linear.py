@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.gpu.marks import ON_A_GPU
 from torch.nn import functional as F
 
 from outrider_runtime.layers import linear
@@ -19,12 +20,7 @@ if torch.cuda.is_available():
     from outrider_runtime.kernels.rope import rotation, turn_and_store
     from outrider_runtime.kernels.skinny import product
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not torch.cuda.is_available(), reason="no CUDA device here; hack/gpu_check.sh runs these on one"
-    ),
-]
+pytestmark = ON_A_GPU
 
 # dtype -> error allowed, of the deviation of what is expected and of each element
 TOLERANCE = {torch.bfloat16: (2e-2, 1e-2), torch.float16: (3e-3, 2e-3), torch.float32: (1e-5, 1e-5)}

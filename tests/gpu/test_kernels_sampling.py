@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tests.gpu.marks import ON_A_GPU
 
 from outrider_runtime.sampling import pipeline
 from outrider_runtime.sampling.logprobs import logprobs
@@ -17,12 +18,7 @@ from outrider_runtime.speculation.ngram import match_suffixes
 if torch.cuda.is_available():
     from outrider_runtime.kernels.ngram import continuations
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not torch.cuda.is_available(), reason="no CUDA device here; hack/gpu_check.sh runs these on one"
-    ),
-]
+pytestmark = ON_A_GPU
 
 VOCAB = 128_256
 WIDTH = 2_000

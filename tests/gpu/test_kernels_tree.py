@@ -6,6 +6,7 @@ import random
 
 import pytest
 import torch
+from tests.gpu.marks import ON_A_GPU
 from tests.runtime.trees import random_tree
 
 from outrider_runtime.engine import tree_step
@@ -22,12 +23,7 @@ from outrider_runtime.sampling.table import Mode, SamplingTable
 from outrider_runtime.speculation.expansion import DynamicTree, Expansion
 from outrider_runtime.speculation.verify import commit_tree
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not torch.cuda.is_available(), reason="no CUDA device here; hack/gpu_check.sh runs these on one"
-    ),
-]
+pytestmark = ON_A_GPU
 
 SLOTS, WIDTH, SIZE, MOST, DEPTH, VOCAB = 16, 400, 16, 63, 6, 3
 LARGEST = FeedShape(SLOTS, 1024, 1024, 1)

@@ -7,6 +7,7 @@ from functools import cache
 
 import pytest
 import torch
+from tests.gpu.marks import ON_A_GPU
 from tests.runtime.engine.driver import assert_all_free
 from tests.runtime.losslessness.asked import Asked
 from tests.runtime.losslessness.compare import compared
@@ -25,12 +26,7 @@ from tests.runtime.methods import METHODS
 
 from outrider_runtime.offline import Completion
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not torch.cuda.is_available(), reason="no CUDA device here; hack/gpu_check.sh runs these on one"
-    ),
-]
+pytestmark = ON_A_GPU
 
 DEVICE = "cuda"
 SETTING = {"concurrency": 8, "budget": 32, "blocks": 60}  # few widths, so few graphs

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from safetensors.torch import save_file
+from tests.gpu.marks import ON_A_GPU
 from tests.runtime.engine.driver import assert_all_free, make_engine, run
 from tests.runtime.models.steps import CUTS, SHARED, TEXTS, assert_logits_are_those_of, in_steps
 from tests.runtime.models.test_generic import PARAMS, PROMPTS, SHAPE, naive
@@ -17,12 +18,7 @@ from outrider_runtime.models.config import model_config
 from outrider_runtime.models.registry import make_model
 from outrider_runtime.models.weights import SafetensorsWeights
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not torch.cuda.is_available(), reason="no CUDA device here; hack/gpu_check.sh runs these on one"
-    ),
-]
+pytestmark = ON_A_GPU
 
 # Kernels are compiled for each kind of heads: few kinds
 MODELS = {
