@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import TypeVar
 
 import torch
-from benchmarks.step_parts import Parts, bytes_read, time_parts
 
 from outrider_runtime.config import (
     HEADS,
@@ -50,6 +49,9 @@ from outrider_runtime.models.registry import make_draft
 from outrider_runtime.sampling.params import SamplingParams
 from outrider_runtime.sampling.table import Mode
 from outrider_runtime.speculation.policy import Policy
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # whichever way this file is found
+from benchmarks.step_parts import Parts, bytes_read, time_parts
 
 PASSES = {"none": 0, "ngram": 0, "suffix": 0, "medusa": 1}  # of the draft, a step; of others, as many as it drafts
 FEW = 16  # tokens of the shorter run
@@ -271,16 +273,21 @@ class Run:
     tokens: int
 
 
+def asked(concurrency: int, prompt_length: int, output: int, vocab_size: int, temperature: float) -> list[AddRequest]:
+    """Always the same, of random prompts."""
+    lots = random.Random(0)
+    params = SamplingParams(max_tokens=output, temperature=temperature, ignore_eos=True)
+    return [
+        AddRequest(str(index), tuple(lots.randrange(vocab_size) for _ in range(prompt_length)), params)
+        for index in range(concurrency)
+    ]
+
+
 def run(
     engine: Engine, concurrency: int, prompt_length: int, output: int, vocab_size: int, temperature: float = 0.0
 ) -> Run:
     """All at once, to the end."""
-    lots = random.Random(0)
-    requests = []
-    params = SamplingParams(max_tokens=output, temperature=temperature, ignore_eos=True)
-    for index in range(concurrency):
-        prompt = tuple(lots.randrange(vocab_size) for _ in range(prompt_length))
-        requests.append(AddRequest(str(index), prompt, params))
+    requests = asked(concurrency, prompt_length, output, vocab_size, temperature)
     begin = time.perf_counter()
     for request in requests:
         engine.add(request)
@@ -343,12 +350,10 @@ def measure(
 
 def begin(engine: Engine, options: argparse.Namespace, concurrency: int, output: int, vocab_size: int) -> None:
     """Requests as run()'s, each of which has its first token."""
-    params = SamplingParams(max_tokens=output, temperature=options.temperature, ignore_eos=True)
-    lots = random.Random(0)
-    waiting = {str(index) for index in range(concurrency)}
-    for index in range(concurrency):
-        prompt = tuple(lots.randrange(vocab_size) for _ in range(options.input))
-        engine.add(AddRequest(str(index), prompt, params))
+    waiting = set()
+    for request in asked(concurrency, options.input, output, vocab_size, options.temperature):
+        engine.add(request)
+        waiting.add(request.request_id)
     while waiting:
         waiting.difference_update(delta.request_id for delta in engine.step().deltas)
 
