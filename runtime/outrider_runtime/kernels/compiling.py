@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +20,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from triton import AsyncCompileMode, JITFunction
+
+from outrider_runtime.layers.alike import one_of_each
 
 log = logging.getLogger(__name__)
 
@@ -32,15 +35,44 @@ def compile_ahead(
     programs' first run, and fails there if it must."""
     threads, begin = min(MOST_THREADS, len(os.sched_getaffinity(0))), time.monotonic()
     try:
-        with ThreadPoolExecutor(threads) as pool, AsyncCompileMode(pool, ignore_errors=True) as compiling:
-            with _launching_nothing(), Rehearsal(device):
+        with ThreadPoolExecutor(threads) as pool, _Loading(pool, device) as compiling:
+            with one_of_each(), _launching_nothing(), Rehearsal(device):
                 for program in programs:
                     program()
+            compiling.begin()
             kernels = len(compiling.raw_futures)
             report(f"compiling {kernels} kernels, {threads} at once")
         report(f"compiled {kernels} kernels in {time.monotonic() - begin:.1f} s")
     except Exception:  # inner parts of torch and Triton are used here, whose errors are of many kinds
         log.warning("kernels are compiled one by one", exc_info=True)
+
+
+class _Loading(AsyncCompileMode):  # type: ignore[misc]  # Triton is not typed
+    """Puts kernels on the device as well, for which Triton up to 3.8 has a C compiler make a launcher of each. Waits
+    for begin(): a rehearsal that had to share Python's lock with the compiler would find the last kernels late."""
+
+    def __init__(self, pool: ThreadPoolExecutor, device: torch.device) -> None:
+        super().__init__(pool, ignore_errors=True)
+        self._device = device
+        self._begun = threading.Event()
+
+    def begin(self) -> None:
+        self._begun.set()
+
+    def __exit__(self, *raised: object) -> None:
+        self.begin()
+        super().__exit__(*raised)
+
+    def submit(self, key: object, compile_one: Callable[[], Any], *others: object) -> object:
+        def load() -> object:
+            self._begun.wait()
+            kernel = compile_one()
+            if self._device.type == "cuda":
+                with torch.cuda.device(self._device):
+                    kernel.run  # noqa: B018  # a property that loads
+            return kernel
+
+        return super().submit(key, load, *others)
 
 
 def kept_zeros(count: int, device: torch.device) -> Tensor:
@@ -67,8 +99,24 @@ class Rehearsal(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
             return args[0]  # what is written in place has its shape already
         with torch.inference_mode(False):  # so that views are of the kind that tensors from without are
             named = {name: _mapped(_shape, each) for name, each in (kwargs or {}).items()}
-            found = func(*_mapped(_shape, args), **named)
+            found = _QUICK.get(func, func)(*_mapped(_shape, args), **named)
             return _mapped(lambda shape: _Shadow.of(shape, self._device), found)
+
+
+def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    return x.new_empty(*x.shape[:-1], weight.shape[0])
+
+
+def _like(x: Tensor, *, dtype: torch.dtype | None = None, **_: object) -> Tensor:
+    return x.new_empty(x.shape, dtype=dtype)
+
+
+# Shapes that torch finds by what takes two seconds to import; nothing in the runtime's own models needs others of them.
+_QUICK: dict[Any, Callable[..., Tensor]] = {
+    torch.ops.aten.linear.default: _product,
+    torch.ops.aten.empty_like.default: _like,
+    torch.ops.aten.zeros_like.default: _like,
+}
 
 
 class _Shadow(Tensor):

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from outrider_runtime.kv.cache import KVCache
+from outrider_runtime.layers.alike import alike
 from outrider_runtime.layers.attention import AttentionShape, attend
 from outrider_runtime.layers.batch import Batch
 from outrider_runtime.layers.embedding import Embedding
@@ -39,7 +40,7 @@ class LlamaForCausalLM(CausalLM):
     def forward(self, batch: Batch, cache: KVCache) -> Tensor:
         hidden = self.embedding(batch.token_ids)
         rotation = self.rope(batch.positions, self.dtype)
-        for index, layer in enumerate(self.layers):
+        for index, layer in enumerate(alike(self.layers)):
             self._tap(index, hidden)
             hidden = layer(hidden, rotation, batch, cache)
         self._tap(len(self.layers), hidden)

@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 from triton import JITFunction
@@ -56,3 +60,22 @@ def test_zeros_that_are_kept_have_memory_in_a_rehearsal_too():
     with Rehearsal(OTHER):
         zeros = kept_zeros(3, CPU)
     assert zeros.tolist() == [0, 0, 0]
+
+
+def test_a_rehearsal_imports_nothing_that_takes_long():
+    program = """
+import sys, torch
+from outrider_runtime.kernels.compiling import Rehearsal
+with Rehearsal(torch.device("meta")), torch.inference_mode():
+    x, weight = torch.zeros(3, 4), torch.empty(6, 4)
+    y = torch.nn.functional.linear(x, weight)
+    assert torch.zeros_like(y, dtype=torch.int32).shape == torch.empty_like(y).shape == (3, 6)
+    y[1:].add_(1).copy_(torch.ones(2, 6)).t().unbind(0)[0].view(torch.int32)
+print(*sys.modules)
+"""
+    paths = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    run = subprocess.run(
+        [sys.executable, "-c", program], env=os.environ | paths, check=True, capture_output=True, text=True
+    )
+    imported = run.stdout
+    assert "sympy" not in imported.split()
