@@ -400,6 +400,7 @@ def _attention(
     column = tl.arange(0, DIM_PADDED)
     work = tl.program_id(0)
     queries, first_row, position, begin, end, table_row, step = _item(items, capacity, work, KV_HEADS)
+    block = _blocks(block_tables + table_row, begin, end, BLOCK_SIZE, KEYS)
     while queries > 0:
         item = items + work // KV_HEADS
         kv_head = work % KV_HEADS
@@ -407,6 +408,8 @@ def _attention(
         work += tl.num_programs(0)
         # Known before it is needed, so that no item begins with waiting for what it is about.
         following = _item(items, capacity, work, KV_HEADS)
+        _, _, _, next_begin, next_end, next_row, _ = following
+        next_table = block_tables + next_row
 
         live = row < queries * SHARED
         token_head = (first_row + row // SHARED).to(tl.int64) * HEADS + kv_head * SHARED + row % SHARED
@@ -426,14 +429,18 @@ def _attention(
             # All queries of the tile see these.
             open_end = position + 1 if ancestors is None else step
             masked_from = tl.maximum(begin, begin + (tl.minimum(open_end, end) - begin) // KEYS * KEYS)
-            top, total, acc = _visit(
-                top, total, acc, tile, positions, seen, keys, values, table, kv_head, begin, masked_from, end, step,
-                scale, ancestors is not None, False, KV_HEADS, DIM, DIM_PADDED, BLOCK_SIZE, WINDOW, SOFTCAP, KEYS,
+            top, total, acc, block = _visit(
+                top, total, acc, block, tile, positions, seen, keys, values, table, kv_head, begin, masked_from, end,
+                table, masked_from, end, step, scale, ancestors is not None, False,
+                KV_HEADS, DIM, DIM_PADDED, BLOCK_SIZE, WINDOW, SOFTCAP, KEYS,
             )  # fmt: skip
-        top, total, acc = _visit(
-            top, total, acc, tile, positions, seen, keys, values, table, kv_head, masked_from, end, end, step,
-            scale, ancestors is not None, True, KV_HEADS, DIM, DIM_PADDED, BLOCK_SIZE, WINDOW, SOFTCAP, KEYS,
+        top, total, acc, block = _visit(
+            top, total, acc, block, tile, positions, seen, keys, values, table, kv_head, masked_from, end, end,
+            next_table, next_begin, next_end, step, scale, ancestors is not None, True,
+            KV_HEADS, DIM, DIM_PADDED, BLOCK_SIZE, WINDOW, SOFTCAP, KEYS,
         )  # fmt: skip
+        if masked_from >= end:  # nothing was visited, so nobody looked ahead
+            block = _blocks(next_table, next_begin, next_end, BLOCK_SIZE, KEYS)
 
         divisor = tl.where(total > 0, total, 1.0)  # a row that sees nothing is zeros
         result = acc / divisor[:, None]
@@ -464,15 +471,16 @@ def _attention(
 def _item(
     items: tl.tensor, capacity: tl.tensor, work: tl.tensor, KV_HEADS: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """Queries, first row, position, begin, end, table and step; no queries behind the last item."""
+    """Queries, first row, position, begin, end, table and step; nothing from 0 to 0 behind the last item."""
     item = items + work // KV_HEADS
     there = work < capacity * KV_HEADS
+    queries = tl.load(item + QUERIES * capacity, mask=there, other=0)
     return (
-        tl.load(item + QUERIES * capacity, mask=there, other=0),
+        queries,
         tl.load(item + ROW * capacity, mask=there, other=0),
         tl.load(item + POSITION * capacity, mask=there, other=0),
-        tl.load(item + BEGIN * capacity, mask=there, other=0),
-        tl.load(item + END * capacity, mask=there, other=0),
+        tl.where(queries > 0, tl.load(item + BEGIN * capacity, mask=there, other=0), 0),
+        tl.where(queries > 0, tl.load(item + END * capacity, mask=there, other=0), 0),
         tl.load(item + TABLE * capacity, mask=there, other=0),
         tl.load(item + STEP * capacity, mask=there, other=0),
     )
@@ -483,6 +491,7 @@ def _visit(
     top: tl.tensor,
     total: tl.tensor,
     acc: tl.tensor,
+    block: tl.tensor,
     tile: tl.tensor,
     positions: tl.tensor,
     seen: tl.tensor,
@@ -493,6 +502,9 @@ def _visit(
     begin: tl.tensor,
     until: tl.tensor,
     end: tl.tensor,
+    next_table: tl.tensor,
+    next_begin: tl.tensor,
+    next_end: tl.tensor,
     step: tl.tensor,
     scale: tl.tensor,
     TREE: tl.constexpr,
@@ -504,18 +516,24 @@ def _visit(
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
     KEYS: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
     """Online softmax over the keys in [begin, until): each row's maximum (log2), its sum of weights, and the
-    weighted values. Unless MASKED, all rows see all of them."""
+    weighted values. Unless MASKED, all rows see all of them. `block` are the blocks of the first KEYS of them; those
+    that lie in [next_begin, next_end) of `next_table` come back."""
     lane = tl.arange(0, KEYS)
     column = tl.arange(0, DIM_PADDED)
-    # Blocks are looked up an iteration ahead, in registers: were their ids loaded where they are used, the compiler
-    # would pipeline them, too, and wait for the keys and values as often as for them.
-    block = tl.load(table + (begin + lane) // BLOCK_SIZE, mask=begin + lane < until, other=0)
+    # Blocks are looked up an iteration ahead, in registers, by the last one for what is visited next: were their ids
+    # loaded where they are used, the compiler would pipeline them, too, and wait for the keys and values as often.
     for start in range(begin, until, KEYS):
         key = start + lane
-        ahead = key + KEYS
-        following = tl.load(table + ahead // BLOCK_SIZE, mask=ahead < until, other=0)
+        last = start + KEYS >= until
+        following = _blocks(
+            tl.where(last, next_table, table),
+            tl.where(last, next_begin, start + KEYS),
+            tl.where(last, next_end, until),
+            BLOCK_SIZE,
+            KEYS,
+        )
         slot = block.to(tl.int64) * BLOCK_SIZE + key % BLOCK_SIZE
         place = (slot * (KV_HEADS * DIM) + kv_head * DIM)[:, None] + column[None, :]
         if MASKED or DIM < DIM_PADDED:
@@ -553,7 +571,16 @@ def _visit(
         acc = tl.dot(shares.to(v.dtype), v, acc * fade[:, None], input_precision="ieee")
         top = higher
         block = following
-    return top, total, acc
+    return top, total, acc, block
+
+
+@triton.jit
+def _blocks(
+    table: tl.tensor, begin: tl.tensor, end: tl.tensor, BLOCK_SIZE: tl.constexpr, KEYS: tl.constexpr
+) -> tl.tensor:
+    """[keys], the block that each key from `begin` lies in."""
+    key = begin + tl.arange(0, KEYS)
+    return tl.load(table + key // BLOCK_SIZE, mask=key < end, other=0)
 
 
 @triton.jit
