@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import TypeVar
@@ -217,6 +218,8 @@ def capture(engine: Engine, met: Callable[[Program], bool]) -> None:
     when it is, which takes a tenth of a second of what is measured then."""
     begin, runner = time.perf_counter(), engine._runner  # benchmarks may
     runner._uncaptured = [program for program in reversed(rest(runner.widths, [])) if met(program)]
+    if runner._graphs.active:
+        runner._compile(runner._uncaptured, partial(print, file=sys.stderr, flush=True))
     while engine.idle():
         pass
     print(f"{len(graphs(engine))} graphs in {time.perf_counter() - begin:.1f} s", file=sys.stderr, flush=True)
