@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 SMALLEST_CONTEXT_BUCKET = 128  # below, padding costs less than another call
 SMALLEST_QUERY_BUCKET = 8  # one decoded token, or a few to verify
+REGISTERS, MOST_REGISTERS = 1 << 16, 255  # of a processor, and of a thread, on every GPU since Ampere
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,12 @@ class Tile:
     stages: int  # of the pipeline that loads them
     warps: int
     per_processor: int  # programs of the persistent grid
+
+    @property
+    def registers(self) -> int:
+        """A thread's at most, for there to be room for all those programs: were one of them to wait for another to end,
+        a third of the time would be lost."""
+        return min(MOST_REGISTERS, REGISTERS // (32 * self.warps * self.per_processor))
 
     def padded_rows(self, shared: int) -> int:
         return max(self.rows, 1 << (shared - 1).bit_length())
