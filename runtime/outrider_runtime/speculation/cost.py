@@ -31,6 +31,10 @@ OCTAVES = 2.0  # over which neighbouring graphs deviate alike
 POINT_NOISE = 0.01  # of a measured point, relative
 DRIFT = 0.03  # of a machine's clock: no measured point stays more certain
 OUTLIER = 4.0  # standard deviations
+CONFIRMED = 3  # outliers of a graph in a row, in one direction, are no stall of a single step
+DOUBTED_SECONDS = (
+    0.25  # after which a sudden change is examined; every time that it is still there, after twice as long
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +122,10 @@ class CostTable:
         self._reads, self._attention = len(self._prior) - 2, len(self._prior) - 1  # indices behind the graphs'
         self._anchor = self._belief = (np.zeros(len(self._prior)), self._prior)
         self._noise = DRIFT
-        self._suspects: dict[tuple[int, int], bool] = {}
+        self._suspects: dict[tuple[int, int], int] = {}  # outliers in a row; below zero if faster
+        self._doubted: set[tuple[int, int]] = set()  # graphs that have changed suddenly
+        self._doubt = DOUBTED_SECONDS
+        self._sudden: tuple[float, tuple[Floats, Floats]] | None = None  # until when what was known before is put aside
         self._last = -math.inf
 
     @property
@@ -160,10 +167,14 @@ class CostTable:
         return self._expected(parts) - (hope * _deviation(self._belief, parts) if hope else 0.0)
 
     def observe(self, shape: StepShape, seconds: float, now: float) -> None:
-        """Learn from a step that ran; `now` is monotonic. A stall is left out, unless it comes twice running."""
+        """Learn from a step that ran; `now` is monotonic. A stall is left out, unless it lasts for a few steps. Then it
+        is believed for a moment only: nobody runs again what has become too dear, to see whether it still is."""
         if self._roofline is None or not 0.0 < seconds < math.inf:
             return
         self._forget(now)
+        if self._sudden is not None and now >= self._sudden[0]:
+            self._belief, self._sudden = self._sudden[1], None
+            self._suspects.clear()
         parts = self._parts(shape)
         expected = self._expected(parts)
         # Prompts pay for attention among themselves, which the parts do not hold.
@@ -171,14 +182,18 @@ class CostTable:
         surprise = (seconds - expected) / math.hypot(noise, _deviation(self._belief, parts))
         key = (parts[1][0][0], shape.draft_length)
         if abs(surprise) > OUTLIER:
-            slower = surprise > 0
-            if self._suspects.get(key) is not slower:
-                self._suspects[key] = slower
+            before, one = self._suspects.get(key, 0), 1 if surprise > 0 else -1
+            self._suspects[key] = one + (before if before * one > 0 else 0)
+            if abs(self._suspects[key]) < CONFIRMED:
                 return
+            self._put_aside(key, now)
             mean, covariance = self._belief  # it has changed: learn as if anew
             self._belief = (mean, 0.5 * (covariance + self._anchor[1]))
         else:
             self._suspects.pop(key, None)
+            if self._sudden is None and key in self._doubted:
+                self._doubted.clear()  # it is as it was
+                self._doubt = DOUBTED_SECONDS
             missed = (seconds - expected) / expected
             self._noise = math.sqrt(max(0.01**2, 0.98 * self._noise**2 + 0.02 * missed**2))
         self._belief = _updated(self._belief, parts, seconds, noise)
@@ -303,6 +318,13 @@ class CostTable:
         prior[size - 2, size - 2] = COMMON_DEVIATION**2 + LOCAL_DEVIATION**2
         prior[size - 1, size - 1] = ATTENTION_DEVIATION**2
         return prior
+
+    def _put_aside(self, key: tuple[int, int], now: float) -> None:
+        """What is known, until the change has lasted."""
+        self._doubted.add(key)
+        if self._sudden is None:
+            self._sudden = now + self._doubt, self._belief
+            self._doubt = min(2.0 * self._doubt, FORGETTING_SECONDS)
 
     def _forget(self, now: float) -> None:
         if now - self._last < 0.05:

@@ -149,6 +149,16 @@ def test_stalls_and_idle_gaps_change_nothing():
     assert rate(steps) >= 0.97 * best_fixed(steps, 0.7, True)
 
 
+@pytest.mark.parametrize("seconds", [0.003, 0.04])
+@pytest.mark.parametrize("steps", [1, 2, 3, 8])
+def test_a_few_slow_steps_in_a_row_cost_little_more_than_themselves(steps, seconds):
+    slow = iter([seconds] * steps)
+    simulation = Simulation(make_adaptive(), stall=lambda now: next(slow, 0.0) if now > 101.5 else 0.0)
+    simulation.run(1.5, 4, 0.7)
+    after = simulation.run(1.0 + steps * seconds, 4, 0.7)
+    assert rate(after) >= 0.88 * best_fixed(after, 0.7, True)  # in the worst second; the next is as before
+
+
 @pytest.mark.parametrize(
     ("policy", "caps", "lengths"),
     [

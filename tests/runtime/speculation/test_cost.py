@@ -14,7 +14,7 @@ from tests.runtime.speculation.simulated import (
     true_seconds,
 )
 
-from outrider_runtime.speculation.cost import CostTable, StepShape
+from outrider_runtime.speculation.cost import CONFIRMED, DOUBTED_SECONDS, CostTable, StepShape
 
 
 def decode(count: int, length: int, context: int = 256) -> StepShape:
@@ -93,10 +93,30 @@ def test_a_stall_is_no_lesson_but_one_that_stays_is():
     learn(table, STEP, 20 * before)
     assert table.seconds(STEP) == before
     learn(table, STEP, before)
-    learn(table, STEP, 20 * before)
+    learn(table, STEP, 20 * before, times=CONFIRMED - 1)
     assert table.seconds(STEP) == pytest.approx(before, rel=0.02)
-    learn(table, STEP, 1.5 * before, times=30)
+    learn(table, STEP, before)
+    learn(table, STEP, 1.5 * before, times=60)
     assert table.seconds(STEP) == pytest.approx(1.5 * before, rel=0.05)
+
+
+def test_a_sudden_change_is_examined_until_it_has_proved_lasting():
+    table = make_table()
+    learn(table, STEP, table.seconds(STEP), times=20)
+    before, now, kept = table.seconds(STEP), 10.0, []
+    for _ in range(3):
+        learn(table, STEP, 2.0 * before, times=20, now=now)
+        assert table.seconds(STEP) > 1.5 * before
+        changed = now
+        while table.seconds(STEP) > 1.5 * before:
+            now += 0.05
+            learn(table, decode(1, 0), table.seconds(decode(1, 0)), now=now)
+        kept.append(now - changed)
+    assert kept == pytest.approx([DOUBTED_SECONDS, 2 * DOUBTED_SECONDS, 4 * DOUBTED_SECONDS], abs=0.06)
+    learn(table, STEP, before, now=now)  # it is as it was: another change is doubted as the first was
+    learn(table, STEP, 2.0 * before, times=20, now=now)
+    learn(table, STEP, 2.0 * before, now=now + 1.5 * DOUBTED_SECONDS)
+    assert table.seconds(STEP) < 1.5 * before
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, math.nan, math.inf])
