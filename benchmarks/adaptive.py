@@ -5,7 +5,8 @@ whose graphs are captured before; what took how long is told on stderr:
 - levels: at each concurrency the same texts with each length, adaptive first and last (the mean of both counts).
   `ratio` is adaptive over the best of all others.
 - ramp: concurrency rises through all levels and falls again, once plainly and once adaptive. `min_ratio` is of
-  the worst second.
+  the worst second. Who writes faster also ends sooner, and another's prompt is read: so what was written and read in a
+  second counts by the time that plain decoding takes for it, as fitted to the plain run.
 - steps: the acceptance changes in mid-stream. `seconds` are until the mean length is one of those that, fixed, are
   within 2 % of the best, and stays there; `ratio` is of the second half of the time, `progress` of every half second.
 """
@@ -14,20 +15,21 @@ from __future__ import annotations
 
 import argparse
 import gc
+import itertools
 import json
 import statistics
 import sys
 import time
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import count, pairwise
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "runtime")]
 
+import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from benchmarks.agreement import Circle, agree, build, build_head, prompt, prompt_to_copy  # noqa: E402
 from benchmarks.decode import LLAMA, SHAPES, capture, make_engine, measuring, met_by, settings  # noqa: E402
@@ -110,21 +112,31 @@ class Site:
         return text
 
 
+@dataclass(frozen=True)
+class Step:
+    at: float  # its end, in seconds of the process's clock; of a run's, once placed()
+    written: int  # tokens
+    turns: float  # plain steps that write as much
+    read: int  # tokens of the prompts that were read to their ends
+    length: float  # of drafts, in force
+
+
 class Traffic:
     """Keeps as many requests running as it is told to; who ends is followed by another."""
 
     def __init__(self, engine: Engine, text: Text) -> None:
         self._engine, self.text = engine, text
-        self._indices = count()
+        self._indices = itertools.count()
         self._running: list[str] = []
         self._silent: set[str] = set()  # have not said anything yet
+        self._read = engine.stats().prompt_tokens
 
     @property
     def all_begun(self) -> bool:
         return not self._silent
 
-    def step(self, concurrency: int) -> tuple[int, float]:
-        """One of the engine; the tokens that came of it, and the draft length in force."""
+    def step(self, concurrency: int) -> Step:
+        """One of the engine."""
         while len(self._running) > concurrency:
             self._leave(self._running.pop())
         while len(self._running) < concurrency:
@@ -133,11 +145,20 @@ class Traffic:
             self._silent.add(request.request_id)
             self._engine.add(request)
         output = self._engine.step()
+        written = [len(delta.token_ids) for delta in output.deltas]
+        step = Step(
+            time.perf_counter(),
+            sum(written),
+            sum(written) / sum(map(bool, written)) if any(written) else 0.0,
+            output.stats.prompt_tokens - self._read,
+            output.stats.effective_tokens,
+        )
+        self._read = output.stats.prompt_tokens
         for delta in output.deltas:
             self._silent.discard(delta.request_id)
             if delta.finish_reason is not None:
                 self._running.remove(delta.request_id)
-        return sum(len(delta.token_ids) for delta in output.deltas), output.stats.effective_tokens
+        return step
 
     def end(self) -> None:
         while self._running:
@@ -172,15 +193,15 @@ def measure(site: Site, text: Text, concurrency: int, length: int | None, window
     site.policy(length)
     tokens = 0
     while tokens < site.options.settle * concurrency:
-        tokens += traffic.step(concurrency)[0]
+        tokens += traffic.step(concurrency).written
     before, begin = site.engine.stats(), time.perf_counter()
     tokens = 0
     lengths = []
     with measuring(site.engine, f"{site.pair} at {concurrency}"):
         while tokens < window * concurrency:
-            came, effective = traffic.step(concurrency)
-            tokens += came
-            lengths.append(effective)
+            step = traffic.step(concurrency)
+            tokens += step.written
+            lengths.append(step.length)
     seconds = time.perf_counter() - begin
     after = site.engine.stats()
     traffic.end()
@@ -223,56 +244,87 @@ def ramp(site: Site) -> Iterator[Row]:
     stations = [*options.levels, *options.levels[-2::-1]]
     text = site.texts(options.acceptance, options.copied)
     long = (len(stations) - 1) * options.hold
-    runs = {length: _ramp_run(site, text, stations, length) for length in (0, None)}
+    plain, adaptive = (_ramp_run(site, text, stations, length) for length in (0, None))
+    plainly = plain_seconds(plain)
     windows = []
     for start in (0.25 * quarter for quarter in range(int(4 * (long - 1.0)) + 1)):
-        plain, adaptive = ([event for event in runs[length] if start <= event[0] < start + 1.0] for length in (0, None))
-        rates = [sum(tokens for _, tokens, _ in events) for events in (plain, adaptive)]
-        length = statistics.fmean(event[2] for event in adaptive) if adaptive else 0.0
-        windows.append((round(rates[1] / max(1, rates[0]), 3), start, rates, round(length, 2)))
-    worst = min(windows)
+        second = {"plain": _within(plain, start), "adaptive": _within(adaptive, start)}
+        window = {
+            "second": start,
+            "concurrency": concurrency_at(start + 0.5, stations, options.hold),
+            "ratio": round(plainly(second["adaptive"]) / max(plainly(second["plain"]), 1e-9), 3),
+            "length": round(statistics.fmean([step.length for step in second["adaptive"]] or [0.0]), 2),
+        }
+        window |= {way: sum(step.written for step in steps) for way, steps in second.items()}
+        windows.append(window | {f"{way}_read": sum(step.read for step in steps) for way, steps in second.items()})
+    worst = min(windows, key=lambda window: window["ratio"])
     yield {
         "kind": "ramp",
         "pair": site.pair,
         "acceptance": options.acceptance,
         "levels": stations,
         "hold": options.hold,
-        "min_ratio": worst[0],
-        "at_second": worst[1],
-        "at_concurrency": concurrency_at(worst[1] + 0.5, stations, options.hold),
-        "seconds": [
-            {
-                "second": start,
-                "concurrency": concurrency_at(start + 0.5, stations, options.hold),
-                "plain": rates[0],
-                "adaptive": rates[1],
-                "ratio": ratio,
-                "length": length,
-            }
-            for ratio, start, rates, length in windows[::4]
-        ],
+        "min_ratio": worst["ratio"],
+        "worst": worst,
+        "seconds": windows[::4],
     }
 
 
-def _ramp_run(site: Site, text: Text, stations: Sequence[int], length: int | None) -> list[tuple[float, int, float]]:
-    """When how many tokens came, and the length then in force. Begins when the first requests have."""
-    traffic, events = Traffic(site.engine, text), []
+def _within(steps: Sequence[Step], start: float) -> list[Step]:
+    return [step for step in steps if start <= step.at < start + 1.0]
+
+
+def plain_seconds(steps: Sequence[Step]) -> Callable[[Sequence[Step]], float]:
+    """What plain decoding takes for what steps do: so much a turn, a token written and a token read. Fitted to a plain
+    run of them, by tenths of a second, since a prompt counts when it has been read to its end."""
+
+    def work(steps: Sequence[Step]) -> list[float]:
+        return [
+            sum(step.turns for step in steps),
+            sum(step.written for step in steps),
+            sum(step.read for step in steps),
+        ]
+
+    tenths: dict[int, list[Step]] = {}
+    for step in steps:
+        tenths.setdefault(int(step.at / 0.1), []).append(step)
+    ends = [0.0, *(each[-1].at for each in tenths.values())]
+    done = np.array([work(each) for each in tenths.values()], dtype=float)
+    costs = least_squares(done, np.diff(ends))
+    return lambda steps: float(np.dot(work(steps), costs))
+
+
+def least_squares(columns: np.ndarray, totals: np.ndarray) -> np.ndarray:
+    """[columns] factors, none of them negative, of [rows, columns] that come nearest to [rows]."""
+    count = columns.shape[1]
+    found = []
+    for used in itertools.chain.from_iterable(itertools.combinations(range(count), size) for size in range(count + 1)):
+        factors = np.zeros(count)
+        factors[list(used)] = np.linalg.lstsq(columns[:, used], totals, rcond=None)[0]
+        if (factors >= 0).all():
+            found.append((float(np.square(columns @ factors - totals).sum()), factors))
+    return min(found, key=lambda each: each[0])[1]
+
+
+def _ramp_run(site: Site, text: Text, stations: Sequence[int], length: int | None) -> list[Step]:
+    """Begins when the first requests have."""
+    traffic, steps = Traffic(site.engine, text), []
     site.policy(length)
     traffic.step(stations[0])
     while not traffic.all_begun:
         traffic.step(stations[0])
     begin, now = time.perf_counter(), 0.0
     while now < (len(stations) - 1) * site.options.hold:
-        tokens, effective = traffic.step(concurrency_at(now, stations, site.options.hold))
-        now = time.perf_counter() - begin
-        events.append((now, tokens, effective))
+        step = traffic.step(concurrency_at(now, stations, site.options.hold))
+        now = step.at - begin
+        steps.append(replace(step, at=now))
     traffic.end()
-    return events
+    return steps
 
 
 def concurrency_at(second: float, stations: Sequence[int], hold: float) -> int:
     """Straight from each station to the next."""
-    legs = list(pairwise(stations)) or [(stations[0], stations[0])]
+    legs = list(itertools.pairwise(stations)) or [(stations[0], stations[0])]
     leg = min(int(second / hold), len(legs) - 1)
     start, end = legs[leg]
     return round(start + (end - start) * min(1.0, second / hold - leg))
@@ -293,43 +345,43 @@ def steps(site: Site) -> Iterator[Row]:
     traffic = Traffic(site.engine, site.texts(order[0], options.copied))
     site.policy(None)
     _phase(traffic, concurrency, options.step_seconds)
-    for before, now in pairwise(order):
+    for before, now in itertools.pairwise(order):
         text = site.texts(now, options.copied)
         if site.draft is None:
             traffic.restart(text)  # n-gram's agreement is the prompts'
-        events = _phase(traffic, concurrency, options.step_seconds)
+        phase = _phase(traffic, concurrency, options.step_seconds)
         right = right_lengths(fixed[now])
         best, half = max(fixed[now].values()), options.step_seconds / 2
-        rate = sum(tokens for at, tokens, _ in events if at >= half) / half
+        rate = sum(step.written for step in phase if step.at >= half) / half
         yield {
             "kind": "step",
             "pair": site.pair,
             "concurrency": concurrency,
             "from": before,
             "to": now,
-            "seconds": seconds_until_right([(at, length) for at, _, length in events], right),
+            "seconds": seconds_until_right([(step.at, step.length) for step in phase], right),
             "right": right,
-            "length": round(statistics.fmean(each[2] for each in events[len(events) // 2 :]), 2),
+            "length": round(statistics.fmean(step.length for step in phase[len(phase) // 2 :]), 2),
             "fixed": _rounded(fixed[now]),
             "adaptive": round(rate, 1),
             "ratio": round(rate / best, 3),
-            "progress": [round(each / best, 2) for each in rates_by_half_second(events)],
+            "progress": [round(each / best, 2) for each in rates_by_half_second(phase)],
         }
     traffic.end()
 
 
-def _phase(traffic: Traffic, concurrency: int, seconds: float) -> list[tuple[float, int, float]]:
-    events, begin, now = [], time.perf_counter(), 0.0
-    while now < seconds:
-        tokens, length = traffic.step(concurrency)
-        now = time.perf_counter() - begin
-        events.append((now, tokens, length))
-    return events
+def _phase(traffic: Traffic, concurrency: int, seconds: float) -> list[Step]:
+    steps: list[Step] = []
+    begin = time.perf_counter()
+    while not steps or steps[-1].at < seconds:
+        step = traffic.step(concurrency)
+        steps.append(replace(step, at=step.at - begin))
+    return steps
 
 
-def rates_by_half_second(events: Sequence[tuple[float, int, float]]) -> list[float]:
-    whole = int(2 * events[-1][0])
-    return [2.0 * sum(tokens for at, tokens, _ in events if int(2 * at) == half) for half in range(whole)]
+def rates_by_half_second(steps: Sequence[Step]) -> list[float]:
+    whole = int(2 * steps[-1].at)
+    return [2.0 * sum(step.written for step in steps if int(2 * step.at) == half) for half in range(whole)]
 
 
 def right_lengths(rates: dict[int, float]) -> list[int]:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+import random
 
+import numpy as np
 import pytest
 import torch
 from benchmarks.adaptive import (
     QUICK,
     SHAPES,
+    Step,
     concurrency_at,
+    least_squares,
     main,
     make_site,
     measure,
     parse,
+    plain_seconds,
     right_lengths,
     seconds_until_right,
 )
@@ -101,6 +106,25 @@ def test_a_quick_run_has_fewer_levels_unless_others_are_given():
 )
 def test_a_ramp_goes_straight_from_each_level_to_the_next(second, concurrency):
     assert concurrency_at(second, [1, 4, 16, 4, 1], 1.0) == concurrency
+
+
+def test_what_is_done_counts_by_the_time_that_plain_decoding_takes_for_it():
+    def step(at: float, requests: int, each: int, read: int) -> Step:
+        return Step(at, requests * each, each, read, 0.0)
+
+    lots, plain, now = random.Random(0), [], 0.0
+    for _ in range(400):
+        requests, read = lots.randrange(1, 64), lots.choice([0, 0, 300])
+        now += 0.004 + 20e-6 * requests + 30e-6 * read
+        plain.append(step(now, requests, 1, read))
+    seconds = plain_seconds(plain)
+    assert seconds([step(0.0, 10, 3, 100)]) == pytest.approx(3 * 0.004 + 30 * 20e-6 + 100 * 30e-6, rel=0.05)
+    assert seconds(plain) == pytest.approx(now, rel=0.02)
+
+
+def test_no_factor_is_negative():
+    factors = least_squares(np.array([[1.0, 0.0], [1.0, 1.0], [1.0, 2.0]]), np.array([2.0, 1.5, 1.0]))
+    assert factors == pytest.approx([1.5, 0.0])
 
 
 def test_lengths_within_two_percent_of_the_best_are_right():
