@@ -2,9 +2,9 @@
 
     python benchmarks/kernels_attention.py [few] [splits] [alone] [many] [plan] [--model 8b|1b] [--cases "5 q"]
 
-`few`: decoding and verification, by tiles. `splits`: the same, by how contexts are split. `alone`: one request, by
-both. `many`: prefill and mixed steps, by tiles. `plan`: making a step's work list. Microseconds a layer; the last
-columns rate the best.
+`few`: decoding and verification, by tiles. `splits`: the same, by how contexts are split. `alone`: one request or a
+few, by both. `many`: prefill and mixed steps, by tiles. `plan`: making a step's work list. Microseconds a layer; the
+last columns rate the best.
 """
 
 from __future__ import annotations
@@ -69,7 +69,10 @@ SPLITS = [(64, 16), (128, 16), (256, 16), (512, 16), (1024, 16), (2048, 16)]  # 
 ALONE: dict[str, Spans] = {
     "1 x 384": [(1, 384)],
     "2 q, 1 x 384": [(2, 384)],
+    "4 x 384": [(1, 384)] * 4,
+    "8 x 384": [(1, 384)] * 8,
     "5 q, 1 x 384": [(5, 384)],
+    "5 q, 4 x 384": [(5, 384)] * 4,
     "5 q, 1 x 4096": [(5, 4096)],
 }
 ALONE_TILES = [

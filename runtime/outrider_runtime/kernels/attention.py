@@ -7,6 +7,7 @@ contexts are split into parts whose sizes depend on the request and on the width
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import torch
@@ -23,6 +24,7 @@ LONE = 8  # tokens of a batch that leaves most processors without work: what cou
 WIDE = 192  # of one that keeps them busy with more and smaller tiles
 # For batches of up to so many tokens: the least of a context's part, and the most parts.
 SPLITTING = ((LONE, 32, 16), (63, 512, 16), (MAX_COUNTERS, 2048, 4))
+FEW_SPLITTING = (64, 16)  # of a few requests, a token each
 MIXED_SPLITTING = (512, 4)  # beside prompts: the few that decode are not to take longer than these
 LOG2_E = tl.constexpr(1.4426950408889634)
 MOST_OWN = tl.constexpr(64)  # tokens of a tree: a bit each
@@ -30,8 +32,9 @@ FIELDS = 10  # of a work item, each a row of WorkList.items
 ROW, QUERIES, POSITION, BEGIN, END, TABLE, SPLIT, SPLITS, TILE, STEP = (tl.constexpr(field) for field in range(FIELDS))
 
 
-def tuning_for(dtype: torch.dtype, dim: int, tokens: int, *, mixed: bool = False) -> Tuning:
-    """For a batch of `tokens`, `mixed` with prompts or not. Measured on an H200 by benchmarks/kernels_attention.py.
+def tuning_for(dtype: torch.dtype, dim: int, tokens: int, *, mixed: bool = False, single: bool = False) -> Tuning:
+    """For a batch of `tokens`, `mixed` with prompts or not, or a `single` one a request. Measured on an H200 by
+    benchmarks/kernels_attention.py.
 
     64 rows are the fewest that Hopper's asynchronous tensor-core instructions take. The narrow tile uses the older
     ones, and has room for twice as many programs a processor to wait for memory. Each part of a context costs about
@@ -51,15 +54,17 @@ def tuning_for(dtype: torch.dtype, dim: int, tokens: int, *, mixed: bool = False
             narrow = Tile(rows=16, keys=64, stages=3, warps=2, per_processor=4)
         small = Tile(rows=64, keys=64, stages=3, warps=4, per_processor=2)
         if tokens <= LONE:
+            narrow = small = replace(narrow, per_processor=2)
             if dim <= 64:
-                narrow = Tile(rows=64, keys=32, stages=2, warps=4, per_processor=2)
-            small = narrow
+                narrow = small = Tile(rows=64, keys=32, stages=2, warps=4, per_processor=2)
         elif tokens >= WIDE and not mixed:
             small = Tile(rows=32, keys=32, stages=3, warps=2, per_processor=4)
         large = Tile(rows=128, keys=64, stages=3, warps=8, per_processor=1)
     split_tokens, max_splits = next(split for most, *split in SPLITTING if tokens <= most)
     if mixed and tokens >= WIDE:
         split_tokens, max_splits = MIXED_SPLITTING
+    elif single and 1 < tokens <= LONE and 64 < dim <= 128:
+        split_tokens, max_splits = FEW_SPLITTING
     return Tuning(narrow, small, large, small_queries=64, split_tokens=split_tokens, max_splits=max_splits)
 
 
@@ -90,7 +95,7 @@ def plan_paged(
     and a window counts a query's ancestors, all of which it must hold.
     """
     small = small or narrow
-    tuning = tuning or tuning_for(shape.dtype, dim, tokens, mixed=not small)
+    tuning = tuning or tuning_for(shape.dtype, dim, tokens, mixed=not small, single=narrow)
     lists = []
     bounds = [(tuning.narrow if narrow else tuning.small, 0, tokens if small else tuning.small_queries)]
     if not small:
@@ -127,7 +132,7 @@ def plan_decodes(
 ) -> list[PagedPlan]:
     """plan_paged() for steps of one query a request, by [steps, requests] contexts, in one launch."""
     requests = len(table_rows)
-    tuning = tuning_for(shape.dtype, dim, requests)
+    tuning = tuning_for(shape.dtype, dim, requests, single=True)
     lists = _work_lists(
         query_starts,
         context_lengths,
