@@ -19,12 +19,13 @@ from outrider_runtime.kernels.compiling import kept_zeros
 from outrider_runtime.kernels.limits import padded, shared_memory
 from outrider_runtime.layers.attention import AttentionShape, PagedPlan, Tile, Tuning, WorkList
 
-MAX_COUNTERS = 1 << 16  # (tile, KV head) pairs of one launch
+MAX_COUNTERS = tl.constexpr(1 << 16)  # (tile, KV head) pairs of one launch
+MOST_TOKENS = 1 << 16  # of a batch
 LONE = 8  # tokens of a batch that leaves most processors without work: what counts is how soon a part is done
 WIDE = 192  # of one that keeps them busy with more and smaller tiles
 # For batches of up to so many tokens: from how many of a context on it is split, and the most parts. Of eight KV heads
 # and long contexts they keep nine tenths of an H200's programs busy to the end, where each token is a request's.
-SPLITTING = ((LONE, 32, 16), (12, 512, 5), (16, 512, 4), (24, 512, 5), (63, 512, 4), (MAX_COUNTERS, 2048, 4))
+SPLITTING = ((LONE, 32, 16), (12, 512, 5), (16, 512, 4), (24, 512, 5), (63, 512, 4), (MOST_TOKENS, 2048, 4))
 FEW_SPLITTING = (64, 16)  # of a few requests, a token each
 MIXED_SPLITTING = (512, 4)  # beside prompts: the few that decode are not to take longer than these
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -225,8 +226,8 @@ def paged_attention(query: Tensor, keys: Tensor, values: Tensor, plan: PagedPlan
         raise ValueError("keys, values and each token's query must be contiguous")
     out = torch.empty(tokens, heads, dim, dtype=query.dtype, device=query.device)
     for work in plan.lists:
-        if work.tiles * kv_heads > MAX_COUNTERS:
-            raise ValueError(f"{work.tiles} tiles of {kv_heads} KV heads; one launch takes {MAX_COUNTERS} in all")
+        if work.tiles * kv_heads > MAX_COUNTERS.value:
+            raise ValueError(f"{work.tiles} tiles of {kv_heads} KV heads; one launch takes {MAX_COUNTERS.value} in all")
         part_rows = tokens * heads if work.splits > 1 else 0
         parts = torch.empty(part_rows, work.splits, dim, dtype=torch.float32, device=query.device)
         weights = torch.empty(part_rows, work.splits, dtype=torch.float32, device=query.device)
@@ -272,8 +273,9 @@ def _processors(device: torch.device) -> int:
 
 @cache
 def _counters(device: torch.device) -> Tensor:
-    """How many parts of a tile are done. The last program to add to one sets it back to zero."""
-    return kept_zeros(MAX_COUNTERS, device)
+    """How many parts of a tile are done, then how many items were taken and how many programs have ended. The last
+    program to add to one sets it back to zero."""
+    return kept_zeros(MAX_COUNTERS.value + 2, device)
 
 
 # Values of every kind come by, and a compilation each would gain nothing.
@@ -409,16 +411,25 @@ def _attention(
     HEADS: tl.constexpr = KV_HEADS * SHARED
     row = tl.arange(0, ROWS)
     column = tl.arange(0, DIM_PADDED)
+    # The first two of each program's items are its own. Of many that are unlike, whoever is ready takes the next one:
+    # in a fixed order the programs that begin with a prompt's longest tiles are the last by a tenth or more.
+    programs = tl.num_programs(0)
     work = tl.program_id(0)
+    upcoming = work + programs
+    taken = counters + MAX_COUNTERS
     queries, first_row, position, begin, end, table_row, step = _item(items, capacity, work, KV_HEADS)
     block = _blocks(block_tables + table_row, begin, end, BLOCK_SIZE, KEYS)
     while queries > 0:
         item = items + work // KV_HEADS
         kv_head = work % KV_HEADS
         table = block_tables + table_row
-        work += tl.num_programs(0)
+        work = upcoming
         # Known before it is needed, so that no item begins with waiting for what it is about.
         following = _item(items, capacity, work, KV_HEADS)
+        if SMALL:
+            upcoming += programs
+        else:
+            upcoming = 2 * programs + tl.atomic_add(taken, 1, sem="relaxed")
         _, _, _, next_begin, next_end, next_row, _ = following
         next_table = block_tables + next_row
 
@@ -476,6 +487,10 @@ def _attention(
                         SHARED, HEADS, DIM, DIM_PADDED, MAX_SPLITS,
                     )  # fmt: skip
         queries, first_row, position, begin, end, table_row, step = following
+    if not SMALL:  # noqa: SIM102  # known when it is compiled
+        if tl.atomic_add(taken + 1, 1, sem="acq_rel") == programs - 1:  # nobody takes any more
+            tl.store(taken, 0)
+            tl.store(taken + 1, 0)
 
 
 @triton.jit

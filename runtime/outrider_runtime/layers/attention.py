@@ -79,7 +79,7 @@ class Tile:
 @dataclass(frozen=True, slots=True)
 class Tuning:
     """Requests of up to `small_queries` queries take the small tile, or, in steps without any of more than two, the
-    narrow one, and their contexts are split: into a part for each `split_tokens`, but at most `max_splits`, all of about
+    narrow one, and their contexts are split: into a part for each `split_tokens`, at most `max_splits`, all of about
     the same size. What has the same tile and is split the same way has the same result to the bit, whatever else is in
     the batch."""
 
