@@ -27,8 +27,11 @@ prefill() {
     decode --method none --concurrency 16 --input 4096 --output 16 --repeats 3 --max-batched-tokens 8192
 }
 
-# Decoding behind long prompts.
-long() { decode --method none eagle3 --accepted-length 3.35 --concurrency 1 16 64 --input 4096 --repeats 1; }
+# Decoding behind long prompts, which are read as peers read them.
+long() {
+    decode --method none eagle3 --accepted-length 3.35 --concurrency 1 16 64 --input 4096 --repeats 1 \
+        --max-batched-tokens 8192
+}
 
 # Drafts from texts in which nothing occurs again: what looking for them costs.
 nomatch() { decode --method none ngram suffix --temperature 1 --concurrency 1 16 64 --repeats 2; }
