@@ -423,6 +423,7 @@ def make_site(options: Namespace, pair: str, target: LlamaForCausalLM, circle: C
         num_speculative_tokens=min(most, draft.shape.heads) if isinstance(draft, MedusaHeads) else most,
         max_batched_tokens=options.max_batched_tokens,
         accepted_length=None,
+        acceptance=None,
         tree_top_k=None,
         temperature=0.0,
         adaptive=True,

@@ -105,7 +105,7 @@ class Row:
     shape: str  # of SHAPES, the target's
     method: str
     draft: str | None  # shape of the draft model
-    k: int  # tokens drafted one behind the other: of a tree, its depth
+    k: int  # tokens drafted one behind the other: of a tree, its depth; if adaptive, at most
     tree: tuple[int, int] | None  # candidates behind each token, and tokens of the whole; None: chains
     concurrency: int  # requests at once
     input: int  # tokens of each prompt
@@ -113,6 +113,8 @@ class Row:
     max_batched_tokens: int  # of a step, prompts' and drafts' together
     temperature: float
     accepted_length: float | None  # tokens that a step was made to yield each request: of a tree, its walked path
+    acceptance: float | None  # with which each draft was made to stand behind one that did
+    adaptive: bool  # each step drafted as many as paid
     tokens_per_second: float  # of all requests, while they decode
     step_ms: float
     draft_ms: float  # of it, in one more run: the drafts' loop, and what a head reads of the target's step
@@ -200,7 +202,10 @@ def make_engine(options: argparse.Namespace, target: LlamaForCausalLM, draft: We
         ),
     )
     engine = Engine(config, target, draft, max_model_len=longest)
-    engine.force_accepted_length(accepted_length(options))
+    if options.method != "none" and options.accepted_length is not None:
+        engine.force_accepted_length(options.accepted_length)
+    elif options.method != "none" and options.acceptance is not None:
+        engine.force_acceptance(options.acceptance)
     return engine
 
 
@@ -209,16 +214,12 @@ def _texts(options: argparse.Namespace, concurrency: int) -> int:
     return concurrency * (options.input + FEW + options.output // 2)
 
 
-def accepted_length(options: argparse.Namespace) -> float | None:
-    return None if options.method == "none" else options.accepted_length
-
-
 def capture(engine: Engine, met: Callable[[Program], bool]) -> None:
     """The graphs of these programs, of all that a server captures sooner or later. Whatever else is met is captured
     when it is, which takes a tenth of a second of what is measured then."""
     begin, runner = time.perf_counter(), engine._runner  # benchmarks may
     runner._uncaptured = [program for program in reversed(rest(runner.widths, [])) if met(program)]
-    if runner._graphs.active:
+    if not runner.on_host:
         runner._compile(runner._uncaptured, partial(print, file=sys.stderr, flush=True))
     while engine.idle():
         pass
@@ -337,7 +338,9 @@ def measure(
             output=options.output,
             max_batched_tokens=options.max_batched_tokens,
             temperature=options.temperature,
-            accepted_length=accepted_length(options),
+            accepted_length=None if options.method == "none" else options.accepted_length,
+            acceptance=None if options.method == "none" else options.acceptance,
+            adaptive=options.adaptive,
             tokens_per_second=round(statistics.median(rates), 1),
             step_ms=round(step, 3),
             draft_ms=round(parts.draft, 3),
@@ -408,7 +411,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--tree-top-k", type=int, metavar="K", help="heads draft trees: candidates behind each token")
     parser.add_argument("--tree-max-tokens", type=int, metavar="N", help="tokens of a tree")
     parser.add_argument("--adaptive", action="store_true", help="draft up to that many tokens, as it pays")
-    parser.add_argument("--accepted-length", type=float, help="tokens a step yields on average, whatever is drafted")
+    forced = parser.add_mutually_exclusive_group()
+    forced.add_argument("--accepted-length", type=float, help="tokens a step yields on average, whatever is drafted")
+    forced.add_argument("--acceptance", type=float, help="chance of each draft behind one that stands, whatever it is")
     parser.add_argument("--temperature", type=float, default=0.0, help="1.0: texts in which nothing occurs again")
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 4, 16, 64, 128, 256])
     parser.add_argument("--input", type=int, nargs="+", default=[128])

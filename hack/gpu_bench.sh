@@ -14,6 +14,9 @@ draft() { decode --method draft-model --accepted-length 3.35; }
 ngram() { decode --method ngram --accepted-length 3.35; }
 eagle3() { decode --method eagle3 --accepted-length 3.35; }
 
+# One EAGLE-3 head that drafts as many as pay: 0.8 a token is 2.44, 2.95, 3.36 and 3.95 a step of 2, 3, 4 and 6.
+adaptive() { decode --method eagle3 --acceptance 0.8 --adaptive --num-speculative-tokens 6; }
+
 # Chains and trees of the same depth, at the same accepted length: what a tree costs, which it has to accept more for.
 heads() {
     local few=(--method eagle medusa --accepted-length 3.35 --concurrency 1 4)
@@ -36,7 +39,7 @@ long() {
 # Drafts from texts in which nothing occurs again: what looking for them costs.
 nomatch() { decode --method none ngram suffix --temperature 1 --concurrency 1 16 64 --repeats 2; }
 
-PARTS=(plain draft ngram eagle3 heads prefill long nomatch)
+PARTS=(plain draft ngram eagle3 adaptive heads prefill long nomatch)
 [[ $# -gt 0 ]] || set -- "${PARTS[@]}"
 for part in "$@"; do
     [[ " ${PARTS[*]} " == *" $part "* ]] || { echo "no part $part; there are ${PARTS[*]}" >&2; exit 2; }

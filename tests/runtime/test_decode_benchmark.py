@@ -67,6 +67,14 @@ def test_a_tree_yields_the_length_that_was_asked_for_and_its_row_names_it(capsys
     assert [row["tokens_per_step"] for row in found if row["concurrency"] == 1] == [1.0, 3.0, 3.0, 3.0]
 
 
+@pytest.mark.parametrize(("k", "length"), [(2, 2.44), (4, 3.36), (8, 4.33)])
+def test_drafts_stand_with_the_chance_that_was_asked_for_however_many_there_are(capsys, k, length):
+    options = ["--acceptance", "0.8", "--num-speculative-tokens", str(k), "--concurrency", "8", "--output", "120"]
+    (row,), _ = rows(capsys, "--method", "eagle3", *options)
+    assert (row["acceptance"], row["accepted_length"]) == (0.8, None)
+    assert row["tokens_per_second"] * row["step_ms"] / 8000 == pytest.approx(length, rel=0.06)
+
+
 @pytest.mark.parametrize("shape", [["--tree-top-k", "3"], ["--tree-top-k", "8", "--tree-max-tokens", "9"]])
 def test_a_tree_that_cannot_grow_is_refused(capsys, shape):
     with pytest.raises(SystemExit):

@@ -175,6 +175,10 @@ class Engine:
         """For benchmarks, before the first step: a step yields so many tokens on average, whatever the drafts are."""
         self._runner.force_accepted_length(mean)
 
+    def force_acceptance(self, chance: float) -> None:
+        """For benchmarks, before the first step: each draft behind one that stands has this chance, whatever it is."""
+        self._runner.force_acceptance(chance)
+
     def step(self) -> StepOutput:
         """Launch the next step, and read the last one's results (or its own, without overlap). No deltas while
         prompts are still read."""

@@ -37,7 +37,7 @@ from outrider_runtime.speculation.allocation import Captured
 from outrider_runtime.speculation.cost import StepShape
 from outrider_runtime.speculation.proposer import Proposer, Read
 from outrider_runtime.speculation.registry import Setting, make_proposer
-from outrider_runtime.speculation.verify import commit, commit_tree, draw_lots, stands_by_lot
+from outrider_runtime.speculation.verify import commit, commit_tree, draw_lots, draw_runs, stands_by_lot
 
 log = logging.getLogger(__name__)
 
@@ -121,6 +121,10 @@ class Runner:
         """For benchmarks, before the first step: the number of tokens a step yields, whatever the drafts are."""
         state = self._state
         self._lots = None if mean is None else draw_lots(mean, state.nobody + 1, state.tokens.device)
+
+    def force_acceptance(self, chance: float) -> None:
+        """For benchmarks, before the first step: a draft's behind one that stands, whatever it is."""
+        self._lots = draw_runs(chance, self._state.nobody + 1, self._state.tokens.device)
 
     def admit(self, request: Request) -> None:
         """Its text and parameters, into the slot that it was given."""

@@ -8,6 +8,8 @@ Both are determined by the request's noise, so what is emitted is what plain dec
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -145,6 +147,12 @@ def draw_lots(accepted_length: float, slots: int, device: torch.device) -> Tenso
     whole = int(accepted_length)
     chances = torch.rand(slots, LOTS, generator=torch.Generator().manual_seed(0))
     return (whole - 1 + (chances < accepted_length - whole).to(torch.int32)).to(device)
+
+
+def draw_runs(chance: float, slots: int, device: torch.device) -> Tensor:
+    """The same, where each draft behind one that stands has this chance, of (0, 1): as long as drafts may be."""
+    lots = torch.rand(slots, LOTS, generator=torch.Generator().manual_seed(0)).clamp(min=1e-9)
+    return (lots.log() / math.log(chance)).to(torch.int32).to(device)
 
 
 def stands_by_lot(state: DeviceState, feed: Feed, lots: Tensor) -> Tensor:
