@@ -81,16 +81,16 @@ class Reconciler:
         observed = self._observe(model)
         self._follow(observed)
         planned = plan(observed, self._defaults)
-        if planned.refusal is None:
-            conflicts = await self._conflicts(observed, planned)
-            if conflicts:
-                observed = replace(observed, conflicts=conflicts)
-                planned = plan(observed, self._defaults)
         trouble: Rejected | None = None
         before = observed
         if planned.refusal is None:
             try:
-                observed = await self._apply(observed, planned)
+                conflicts = await self._conflicts(observed, planned)
+                if conflicts:
+                    observed = replace(observed, conflicts=conflicts)
+                    planned = plan(observed, self._defaults)
+                else:
+                    observed = await self._apply(observed, planned)
             except Rejected as error:
                 trouble, observed = error, self._complaint(observed, error)
         await self._say(model, planned)

@@ -1,0 +1,100 @@
+"""What a reconcile writes when the API server refuses some of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tests.operator.build import DEFAULTS, SMALLEST, answer
+from tests.operator.fake_kube import FakeKube
+
+from outrider_operator.api.v1alpha1 import API_VERSION, KIND
+from outrider_operator.cache import Cache, Key
+from outrider_operator.errors import Rejected
+from outrider_operator.events import Publisher
+from outrider_operator.metrics import Metrics
+from outrider_operator.queue import Queue
+from outrider_operator.reconciler import Reconciler
+from outrider_operator.rounds import Rounds
+from outrider_operator.secret import Tokens
+from outrider_operator.telling import Teller
+from outrider_operator.writes import Writes
+
+KEY = Key("team", "llama")
+QUOTA = "is forbidden: exceeded quota: small, requested: count=1, used: count=3, limited: count=3"
+
+
+class Rig:
+    """One object, and a reconciler that looks at it when told to."""
+
+    def __init__(self) -> None:
+        self.kube, self.cache, self.queue = FakeKube(), Cache(), Queue()
+        metadata = {"namespace": KEY.namespace, "name": KEY.name, "generation": 1}
+        self.cache.put(self.kube.put({"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": SMALLEST}))
+        writes, tokens = Writes(self.kube, self.cache, self.queue), Tokens(self.kube)
+        rounds = Rounds(_nobody, self.queue.add)
+        self.reconciler = Reconciler(
+            self.kube,
+            self.cache,
+            self.queue,
+            writes,
+            rounds,
+            tokens,
+            Teller(_deaf, rounds, tokens),
+            Publisher(self.kube, "operator-1"),
+            Metrics(self.cache, self.queue),
+            DEFAULTS,
+        )
+
+    def refuse(self, verb: str, kind: str) -> None:
+        self.kube.fault = _refusing(verb, kind)
+
+    def condition(self, kind: str) -> dict[str, Any]:
+        status = self.kube.objects[KIND, *KEY].get("status", {})
+        return next((c for c in status.get("conditions", ()) if c["type"] == kind), {})
+
+    def events(self) -> list[tuple[str, str]]:
+        return [(body["reason"], body["note"]) for (kind, _, _), body in self.kube.objects.items() if kind == "Event"]
+
+
+def _refusing(refused_verb: str, refused_kind: str) -> Callable[[str, str, str], None]:
+    def fault(verb: str, kind: str, name: str) -> None:
+        if (verb, kind) == (refused_verb, refused_kind):
+            raise Rejected(f"{verb} {kind} {name}: 403 {name} {QUOTA}", 403)
+
+    return fault
+
+
+async def _nobody(pods: Any) -> dict[str, Any]:
+    return {}
+
+
+async def _deaf(pod: Any, policy: Any, token: str) -> Any:
+    return answer()
+
+
+@pytest.mark.parametrize(
+    ("verb", "kind"),
+    [("create", "Secret"), ("get", "Service"), ("apply", "Deployment")],
+    ids=("token", "look", "child"),
+)
+async def test_whatever_the_api_server_refuses_is_said_in_status(verb: str, kind: str) -> None:
+    rig = Rig()
+    rig.refuse(verb, kind)
+    with pytest.raises(Rejected):
+        await rig.reconciler.reconcile(KEY)
+    accepted = rig.condition("Accepted")
+    assert (accepted["status"], accepted["reason"]) == ("False", "ApplyFailed")
+    assert "exceeded quota" in accepted["message"]
+
+
+async def test_what_was_refused_is_made_and_no_longer_said_once_it_is_allowed() -> None:
+    rig = Rig()
+    rig.refuse("create", "Secret")
+    with pytest.raises(Rejected):
+        await rig.reconciler.reconcile(KEY)
+    rig.kube.fault = lambda verb, kind, name: None
+    await rig.reconciler.reconcile(KEY)
+    assert rig.condition("Accepted")["status"] == "True"
+    assert ("Secret", "team", "llama-admin") in rig.kube.objects
