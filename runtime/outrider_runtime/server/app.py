@@ -102,7 +102,11 @@ async def _gate(request: web.Request, handler: Any) -> web.StreamResponse:
     key = service.config.api_key
     if key and request.path.startswith("/v1/") and not bears(request.headers.get("Authorization"), key.encode()):
         raise BadRequest("the API key is missing or wrong; send it as a bearer token", None, "invalid_api_key", 401)
-    response: web.StreamResponse = await handler(request)
+    service.enter()  # from here on a drain waits for it, also while its prompt is read and tokenized
+    try:
+        response: web.StreamResponse = await handler(request)
+    finally:
+        service.leave()
     return response
 
 

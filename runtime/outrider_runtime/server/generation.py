@@ -117,7 +117,7 @@ class Choice:
 
 
 class Generation:
-    """A context: entering it says that the server is busy, leaving it aborts what has not ended."""
+    """A context: leaving it aborts what has not ended."""
 
     def __init__(
         self,
@@ -200,14 +200,12 @@ class Generation:
         self._outcome = f"error: {error}"
 
     def __enter__(self) -> Generation:
-        self._service.enter()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._sink = None
         for choice in self._choices:
             self._service.engine.abort(choice.stream.request_id)
-        self._service.leave()
         if isinstance(error, asyncio.CancelledError | ConnectionError):
             self._outcome = "client gone"
         elif error is not None:

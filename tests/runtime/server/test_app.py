@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import threading
 from dataclasses import replace
 
 import openai
@@ -14,6 +15,7 @@ from tests.runtime.server.fake_engine import EOS, READY, FakeEngine
 
 from outrider_runtime.config import SchedulerConfig
 from outrider_runtime.server import app
+from outrider_runtime.server.chat import ChatTemplate
 
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}]}
 COMPLETION = {"model": MODEL, "prompt": "hello"}
@@ -441,6 +443,23 @@ class TestConnections:
         assert got.status == 503
         assert got.headers["Connection"] == "close"
         assert (await got.json())["error"]["code"] == "server_shutdown"
+
+    async def test_a_request_whose_prompt_is_still_read_is_waited_for(self, served, monkeypatch):
+        reading, go_on = threading.Event(), threading.Event()
+
+        def encode(*_):
+            reading.set()
+            go_on.wait(10)
+            return (5,)
+
+        monkeypatch.setattr(ChatTemplate, "encode", encode)
+        request = asyncio.create_task(served.api.post("/v1/chat/completions", json=CHAT))
+        await until(reading.is_set)
+        served.service.draining = True
+        assert not await served.service.idle(0.01)
+        go_on.set()
+        assert (await request).status == 200
+        assert await served.service.idle(10)
 
 
 async def test_a_model_without_chat_template_says_so(served):
