@@ -93,6 +93,7 @@ class Reconciler:
                     observed = await self._apply(observed, planned)
             except Rejected as error:
                 trouble, observed = error, self._complaint(observed, error)
+                planned = plan(observed, self._defaults)  # for its event
         await self._say(model, planned)
         written = await self._write_status(observed, planned)
         settled = not (written or planned.events or observed is not before)

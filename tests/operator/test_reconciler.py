@@ -98,3 +98,13 @@ async def test_what_was_refused_is_made_and_no_longer_said_once_it_is_allowed() 
     await rig.reconciler.reconcile(KEY)
     assert rig.condition("Accepted")["status"] == "True"
     assert ("Secret", "team", "llama-admin") in rig.kube.objects
+
+
+async def test_what_the_api_server_refuses_is_an_event_once() -> None:
+    rig = Rig()
+    rig.refuse("apply", "Deployment")
+    for _ in range(3):
+        with pytest.raises(Rejected):
+            await rig.reconciler.reconcile(KEY)
+    [(reason, note)] = [event for event in rig.events() if event[0] == "Refused"]
+    assert note.startswith("ApplyFailed: ")
