@@ -182,7 +182,7 @@ class Engine:
     def step(self) -> StepOutput:
         """Launch the next step, and read the last one's results (or its own, without overlap). No deltas while
         prompts are still read."""
-        expected = None if self._reflex is None else self._reflex.adaptive.expected
+        expected = None if self._reflex is None else self._reflex.expected
         last, early = self._flight, tuple[TokenDelta, ...]()
         idle = not self._scheduler.running  # since nobody knows when
         if self._awaits_results() and last is not None:

@@ -183,6 +183,22 @@ def test_a_policy_is_in_force_from_the_next_launch_on_and_drops_nothing(stop):
     assert_exact(collector, asked)
 
 
+@pytest.mark.parametrize("overlap", [True, False], ids=["one step behind", "in turn"])
+def test_prompts_leave_room_for_drafts_that_a_policy_demands_where_none_paid(overlap):
+    policy = replace(AUTO, num_speculative_tokens=4)
+    machine = Machine("worse draft", 4, policy=policy, overlap=overlap, concurrency=24, budget=96, blocks=400)
+    machine.serve(1, 60, LONG)
+    machine.serve(16, 100, LONG)
+    machine.seconds += 1.0  # for another look at where it pays
+    assert set(machine.serve(16, 30, LONG)) == {0}
+    long = [AddRequest(f"long {index}", tuple(range(4 + index, 44)) * 2, GREEDY) for index in range(4)]
+    for request in long:
+        machine.engine.add(request)
+    machine.engine.set_policy(replace(policy, mode="Enabled"))
+    assert_exact(run(machine.engine, []), long)
+    assert max(machine.turns[-30:]) == 4
+
+
 def test_who_gets_a_slot_is_judged_anew_preempted_ones_too(monkeypatch):
     engine = make_engine("worse draft", blocks=26, concurrency=4, policy=AUTO, prefix_caching=False)
     adaptive, fresh = engine._reflex.adaptive, []
