@@ -130,6 +130,8 @@ class Facts:
 
     @property
     def deadline_exceeded(self) -> bool:
+        if self.unobserved or self.unapplied:
+            return False  # what the Deployment says is of an earlier spec: this one has its time yet
         for condition in self.deployment.get("status", {}).get("conditions") or ():
             if condition.get("type") == "Progressing" and condition.get("reason") == "ProgressDeadlineExceeded":
                 return bool(condition.get("status") == "False")

@@ -276,6 +276,18 @@ def test_no_progress_in_time_is_stalled_with_what_holds_it_up():
     assert "Reconciling" not in found
 
 
+def test_a_deadline_that_an_earlier_spec_missed_says_nothing_of_the_one_that_mends_it():
+    late = {"conditions": [_late()], "available": 0}
+    mended = Situation(ready=0).pod("llama-1").deployment(**late, observed_generation=1, generation=2)
+    assert "Stalled" not in mended.conditions()
+    assert mended.says("Reconciling") == ("True", "Loading")
+    assert mended.says("Ready") == ("False", "RollingOut")
+    sent = Situation(ready=0).pod("llama-1").deployment(**late)
+    sent.model = model({"model": {"revision": "v2"}}, generation=2)
+    assert "Stalled" not in sent.conditions(), "its Deployment has yet to be applied"
+    assert sent.says("Reconciling") == ("True", "RollingOut")
+
+
 def test_reconciling_lasts_from_the_change_until_enough_replicas_serve_it():
     loading = Situation(ready=0).before(("Reconciling", "True", "Pending")).pod("llama-1")
     assert loading.says("Reconciling") == ("True", "Loading")

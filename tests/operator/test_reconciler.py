@@ -106,5 +106,5 @@ async def test_what_the_api_server_refuses_is_an_event_once() -> None:
     for _ in range(3):
         with pytest.raises(Rejected):
             await rig.reconciler.reconcile(KEY)
-    [(reason, note)] = [event for event in rig.events() if event[0] == "Refused"]
+    [(_, note)] = [event for event in rig.events() if event[0] == "Refused"]
     assert note.startswith("ApplyFailed: ")
