@@ -283,7 +283,8 @@ def _counters(device: torch.device) -> Tensor:
     do_not_specialize=[
         "context_stride", "item_stride", "requests", "tokens", "above", "most", "capacity", "table_stride", "longest",
         "before",
-    ]
+    ],
+    do_not_specialize_on_alignment=["query_starts", "context_lengths"],
 )  # fmt: skip
 def _list_work(
     query_starts: tl.tensor,

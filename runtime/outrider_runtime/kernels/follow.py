@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from outrider_runtime.kernels.once import compiled_once
 from outrider_runtime.kernels.step import TOKENS, _place_of
 
 
@@ -60,7 +61,7 @@ def entries(
     return ids, behind, kv_slots, contexts, ends, seen, texts_of_ends
 
 
-@triton.jit
+@compiled_once
 def _entries(
     texts: tl.tensor,
     text_stride: tl.tensor,

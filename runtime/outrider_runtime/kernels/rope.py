@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from outrider_runtime.kernels.once import compiled_once
 from outrider_runtime.layers.rope import Turn
 
 
@@ -66,7 +67,7 @@ def turn_and_store(qkv: Tensor, turn: Turn, *, norms: tuple[Tensor, Tensor] | No
     return queries
 
 
-@triton.jit
+@compiled_once
 def _rotation(
     positions: tl.tensor,
     frequencies: tl.tensor,

@@ -7,6 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from outrider_runtime.kernels.once import compiled_once
+
 COLUMNS = 1024  # of a program, at most
 
 
@@ -21,7 +23,7 @@ def take_rows(source: Tensor, indices: Tensor) -> Tensor:
     return out
 
 
-@triton.jit
+@compiled_once
 def _take_rows(
     source: tl.tensor,
     stride: tl.tensor,

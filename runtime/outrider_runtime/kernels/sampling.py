@@ -163,7 +163,7 @@ def _search(
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["positions"])
 def _best_of_parts(
     logits: tl.tensor,
     stride: tl.tensor,
@@ -196,7 +196,7 @@ def _best_of_parts(
     tl.store(best + row * PARTS + part, tl.max(score))
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["positions"])
 def _best(
     logits: tl.tensor,
     stride: tl.tensor,
@@ -321,7 +321,7 @@ def _nearly_gumbel(word: tl.tensor) -> tl.tensor:
     return -tl.log(tl.where(v < 0.0625, series, -tl.log(complement)))
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["positions"])
 def _mark(
     scores: tl.tensor,
     marks: tl.tensor,

@@ -10,6 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from outrider_runtime.kernels.once import compiled_once
+
 TOKENS = 128  # of a program of most of these
 ALIGNED = 4  # int32 that begin where kernels see it
 
@@ -206,7 +208,7 @@ def stands_by_lot(lengths: Tensor, slots: Tensor, lots: Tensor) -> Tensor:
     return stands
 
 
-@triton.jit
+@compiled_once
 def _update_tables(
     block_tables: tl.tensor,
     stride: tl.tensor,
@@ -242,7 +244,7 @@ def _place_of(
     return tl.where(inside, block * BLOCK_SIZE + tl.maximum(position, 0) % BLOCK_SIZE, nowhere)
 
 
-@triton.jit
+@compiled_once
 def _gather(
     texts: tl.tensor,
     text_stride: tl.tensor,
@@ -293,7 +295,7 @@ def _gather(
     tl.store(contexts + request, begin + queries, mask=real)
 
 
-@triton.jit
+@compiled_once
 def _drawing(
     slots: tl.tensor,
     owners: tl.tensor,
@@ -312,7 +314,7 @@ def _drawing(
     tl.store(before + row, tl.load(positions + token, mask=there, other=0) + 1, mask=there)
 
 
-@triton.jit
+@compiled_once
 def _tails(
     texts: tl.tensor,
     text_stride: tl.tensor,
@@ -349,7 +351,7 @@ def _tails(
     tl.store(query_starts + request, token, mask=(request <= requests) & (token % COUNT == 0))
 
 
-@triton.jit
+@compiled_once
 def _drafts_ahead(
     lengths: tl.tensor,
     block_tables: tl.tensor,
@@ -382,7 +384,7 @@ def _drafted_capacity(capacities: tl.tensor, drafts: tl.tensor, request: tl.tens
     return tl.where(drafted, tl.load(capacities + request, mask=there, other=0), 0)
 
 
-@triton.jit
+@compiled_once
 def _place(
     texts: tl.tensor,
     stride: tl.tensor,
@@ -404,7 +406,7 @@ def _place(
     tl.store(texts + slot * stride + column, draft, mask=there)
 
 
-@triton.jit
+@compiled_once
 def _stands_by_lot(
     lengths: tl.tensor,
     slots: tl.tensor,
@@ -421,7 +423,7 @@ def _stands_by_lot(
     tl.store(stands + request, tl.load(lots + slot * LOTS + (length & (LOTS - 1)), mask=there, other=0), mask=there)
 
 
-@triton.jit
+@compiled_once
 def _commit(
     texts: tl.tensor,
     stride: tl.tensor,

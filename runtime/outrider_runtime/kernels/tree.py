@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from outrider_runtime.kernels.once import compiled_once
 from outrider_runtime.kernels.sampling import _TEMPERATURE, _nearly_gumbel, _words
 from outrider_runtime.kernels.step import TOKENS, _place_of
 from outrider_runtime.sampling.table import SamplingTable
@@ -185,7 +186,7 @@ def with_noise(logits: Tensor, slots: Tensor, positions: Tensor, table: Sampling
     return scores
 
 
-@triton.jit
+@compiled_once
 def _branches(
     parents: tl.tensor,
     stride: tl.tensor,
@@ -220,7 +221,7 @@ def _branches(
     tl.store(ancestors + token, tl.where(in_tree, seen, -1), mask=there)
 
 
-@triton.jit
+@compiled_once
 def _frontier(
     ends: tl.tensor,
     block_tables: tl.tensor,
@@ -253,7 +254,7 @@ def _frontier(
     tl.store(contexts + request, end + (turn + 1) * TOP_K, mask=there & (rank == 0))
 
 
-@triton.jit
+@compiled_once
 def _commit(
     texts: tl.tensor,
     stride: tl.tensor,
@@ -348,7 +349,7 @@ def _compact(
         tl.store(layer + target[:, None] * WIDTH, values, mask=moved)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["positions"])
 def _with_noise(
     logits: tl.tensor,
     stride: tl.tensor,
