@@ -117,7 +117,7 @@ def model_config(config: Mapping[str, Any], generation: Mapping[str, Any] | None
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=size_of(config, "head_dim", 128 if qk_norm else size_of(config, "hidden_size") // heads),
-        max_position_embeddings=size_of(config, "max_position_embeddings"),
+        max_position_embeddings=_context(config, rope_scaling),
         rms_norm_eps=config.get("rms_norm_eps", 1e-6),
         rope_theta=rope_theta,
         rope_scaling=rope_scaling,
@@ -125,7 +125,7 @@ def model_config(config: Mapping[str, Any], generation: Mapping[str, Any] | None
         output_bias=attention_bias,
         mlp_bias=architecture == "LlamaForCausalLM" and bool(config.get("mlp_bias")),
         qk_norm=qk_norm,
-        sliding_window=_sliding_window(architecture, layers, config),
+        sliding_window=_sliding_window(architecture, layers, config, _context(config, rope_scaling)),
         tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
         dtype=str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch."),
         eos_token_ids=eos_token_ids,
@@ -193,7 +193,16 @@ def rope_of(config: Mapping[str, Any]) -> tuple[float, Mapping[str, Any] | None]
     return theta, None if rope_type == "default" else {**rope, "rope_type": rope_type}
 
 
-def _sliding_window(architecture: str, layers: int, config: Mapping[str, Any]) -> int | None:
+def _context(config: Mapping[str, Any], scaling: Mapping[str, Any] | None) -> int:
+    """Tokens. Whoever switches YaRN on as Qwen's model cards say leaves max_position_embeddings as it was before."""
+    own = size_of(config, "max_position_embeddings")
+    trained, factor = (scaling or {}).get("original_max_position_embeddings"), (scaling or {}).get("factor")
+    if scaling is None or scaling["rope_type"] != "yarn" or not trained or not factor:
+        return own
+    return max(own, int(trained * factor))
+
+
+def _sliding_window(architecture: str, layers: int, config: Mapping[str, Any], context: int) -> int | None:
     """The one window of all layers, or None. Qwen switches it on by a flag and from a layer on, Mistral by a number."""
     if architecture == "LlamaForCausalLM":
         return None
@@ -201,7 +210,7 @@ def _sliding_window(architecture: str, layers: int, config: Mapping[str, Any]) -
     window: int | None = config.get("sliding_window", 4096)
     if not window or not (mistral or config.get("use_sliding_window", False)):
         return None
-    if window >= size_of(config, "max_position_embeddings"):
+    if window >= context:
         return None
     types = config.get("layer_types")
     windowed = types.count("sliding_attention") if types else layers
