@@ -30,12 +30,13 @@ class TokenBytes(dict[int, bytes]):
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._alphabet = byte_level_alphabet() if isinstance(tokenizer.decoder, decoders.ByteLevel) else None
         super().__init__(
             (id, b"" if token.special else token.content.encode())
             for id, token in tokenizer.get_added_tokens_decoder().items()
+            if token.special or self._alphabet is not None  # other decoders change text that was added, too
         )
-        self._tokenizer = tokenizer
-        self._alphabet = byte_level_alphabet() if isinstance(tokenizer.decoder, decoders.ByteLevel) else None
         self._byte_fallback = self._alphabet is None and tokenizer.token_to_id("<0x00>") is not None
 
     def __missing__(self, token_id: int) -> bytes:

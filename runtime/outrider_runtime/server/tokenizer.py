@@ -31,7 +31,7 @@ class Tokenizer:
         self.special_tokens = frozenset(token.content for token in added.values() if token.special)
         self.added_tokens = frozenset(token.content for token in added.values())
         self._ids = {token.content: id for id, token in added.items()}
-        self._names = {id: token.content for id, token in added.items()}
+        self._names = {id: token.content for id, token in added.items() if token.special}
         self._control = any_of(self.added_tokens)
         self.token_bytes = TokenBytes(self._backend)
 
