@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from outrider_operator import labels
+from outrider_operator.api.reasons import Reason
 from outrider_operator.api.v1alpha1 import SpeculativeModelSpec
 from outrider_operator.failures import Failure, failure
 from outrider_operator.fleet.report import Report, report
@@ -107,8 +108,16 @@ class Facts:
 
     @cached_property
     def failure(self) -> Failure | None:
-        """Of the pods of the current template; of the others only while there are none."""
-        return failure(self.current or self.pods)
+        """Of the pods of the current template, of the others only while there are none; else why there are too few."""
+        return failure(self.current or self.pods) or self._uncreated
+
+    @property
+    def _uncreated(self) -> Failure | None:
+        """A quota or a policy that refuses pods: the Deployment alone tells, for there is no pod to tell of it."""
+        for condition in self.deployment.get("status", {}).get("conditions") or ():
+            if (condition.get("type"), condition.get("status")) == ("ReplicaFailure", "True"):
+                return Failure(Reason.APPLY_FAILED, f"pods cannot be created: {condition.get('message', '')}", "")
+        return None
 
     @cached_property
     def answering(self) -> frozenset[str]:

@@ -43,7 +43,7 @@ _LONGEST = 500  # characters of somebody else's message
 class Failure:
     reason: Reason
     message: str
-    pod: str
+    pod: str  # empty where none could be created
 
 
 def failure(pods: Iterable[Pod]) -> Failure | None:

@@ -260,6 +260,25 @@ def test_a_pod_failure_is_the_reason_and_goes_when_the_pod_recovers():
     assert Situation().says("Ready") == ("True", "Ready")
 
 
+def test_pods_that_cannot_even_be_created_are_said_with_the_reason():
+    quota = 'pods "llama-6d-x" is forbidden: exceeded quota: gpus, requested: requests.nvidia.com/gpu=1'
+    failing = {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": quota}
+    situation = Situation(ready=0).deployment(available=0, conditions=[failing])
+    for kind in ("Ready", "ModelReady", "Available"):
+        assert situation.says(kind) == ("False", "ApplyFailed")
+    assert situation.conditions()["Ready"]["message"] == f"pods cannot be created: {quota}"
+    assert situation.deployment(available=0, conditions=[failing, _late()]).says("Ready") == ("False", "ApplyFailed")
+    assert quota in situation.conditions()["Stalled"]["message"]
+    assert situation.deployment(available=0, conditions=[]).says("Ready") == ("False", "Loading")
+
+
+def test_pods_that_cannot_be_created_beyond_the_floor_take_no_readiness_away():
+    failing = {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": "exceeded quota"}
+    situation = Situation(SCALED).deployment(conditions=[failing])
+    assert situation.says("Ready") == ("True", "Ready")
+    assert situation.says("ModelReady") == ("True", "Loaded")
+
+
 def test_a_failing_pod_beyond_the_floor_takes_no_readiness_away():
     parts = {"autoscaling": {"maxReplicas": 9, "targetConcurrency": 4}}
     situation = Situation(parts, ready=1).pod("llama-9", unschedulable="Insufficient nvidia.com/gpu")

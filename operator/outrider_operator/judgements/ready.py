@@ -64,7 +64,9 @@ def lagging(facts: Facts) -> bool:
 
 def failing(facts: Facts) -> Verdict | None:
     failed = facts.failure
-    return Verdict(Status.FALSE, failed.reason, f"pod {failed.pod}: {failed.message}") if failed else None
+    if failed is None:
+        return None
+    return Verdict(Status.FALSE, failed.reason, f"pod {failed.pod}: {failed.message}" if failed.pod else failed.message)
 
 
 def too_few(facts: Facts) -> Verdict | None:
