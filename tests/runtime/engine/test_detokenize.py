@@ -125,6 +125,14 @@ def test_special_tokens_and_ids_past_the_vocabulary_have_no_text(ids):
     assert _feed(Detokenizer(VOCABULARY), [[*_ids("a"), *ids, *_ids("b")]])[0] == "ab"
 
 
+def test_added_tokens_that_are_text_are_spelt_by_the_decoder_as_all_others():
+    """Gemma's runs of spaces are such: added, not special, and spelt with the sign that the decoder turns to spaces."""
+    backend = _sentencepiece_like()
+    backend.add_tokens([AddedToken("▁▁", normalized=False), AddedToken("<b>", normalized=False)])
+    ids = [backend.token_to_id(piece) for piece in ("a", "▁▁", "b", "<b>", "▁▁")]
+    assert _feed(Detokenizer(TokenBytes(backend)), [ids])[0] == "a  b<b>  " == backend.decode(ids)
+
+
 def test_an_end_token_that_is_not_special_is_hidden_all_the_same():
     (a, b) = _ids("ab")
     assert _feed(Detokenizer(VOCABULARY, hidden=[b]), [[a], [b]])[0] == "a"

@@ -106,6 +106,14 @@ def test_control_tokens_that_are_ordinary_pieces_too_do_not_come_of_text(tmp_pat
     assert 2 not in ids
 
 
+def test_an_added_token_that_is_text_is_spelt_as_that_text(tmp_path):
+    backend = _metaspace_folder(tmp_path, "never")._backend
+    backend.add_tokens([AddedToken("▁▁", special=False, normalized=False)])
+    backend.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = Tokenizer(tmp_path)
+    assert [tokenizer.spelling(backend.token_to_id(token)) for token in ("▁▁", "</s>")] == ["  ", "</s>"]
+
+
 @pytest.mark.parametrize(
     "source",
     [
