@@ -114,7 +114,7 @@ class Site:
 
 @dataclass(frozen=True)
 class Step:
-    at: float  # its end, in seconds of the process's clock; of a run's, once placed()
+    at: float  # its end, in seconds of the process's clock, or since its run began
     written: int  # tokens
     turns: float  # plain steps that write as much
     read: int  # tokens of the prompts that were read to their ends
