@@ -196,10 +196,10 @@ def rope_of(config: Mapping[str, Any]) -> tuple[float, Mapping[str, Any] | None]
 def _context(config: Mapping[str, Any], scaling: Mapping[str, Any] | None) -> int:
     """Tokens. Whoever switches YaRN on as Qwen's model cards say leaves max_position_embeddings as it was before."""
     own = size_of(config, "max_position_embeddings")
-    trained, factor = (scaling or {}).get("original_max_position_embeddings"), (scaling or {}).get("factor")
-    if scaling is None or scaling["rope_type"] != "yarn" or not trained or not factor:
+    if scaling is None or scaling["rope_type"] != "yarn":
         return own
-    return max(own, int(trained * factor))
+    trained, factor = scaling.get("original_max_position_embeddings"), scaling.get("factor")
+    return max(own, int(trained * factor)) if trained and factor else own
 
 
 def _sliding_window(architecture: str, layers: int, config: Mapping[str, Any], context: int) -> int | None:

@@ -53,6 +53,27 @@ def test_rope_is_read_as_transformers_4_and_5_write_it(changes, theta, scaling):
     assert (config.rope_theta, config.rope_scaling) == (theta, scaling)
 
 
+YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+
+
+@pytest.mark.parametrize(
+    ("own", "scaling", "context"),
+    [
+        (32768, YARN, 131072),  # Qwen2.5, as its model card switches it on
+        (40960, {**YARN, "rope_type": "yarn"}, 131072),  # Qwen3's
+        (131072, YARN, 131072),  # what was trained with it says so itself
+        (163840, YARN, 163840),
+        (32768, {"type": "yarn", "factor": 4.0}, 32768),  # of which nobody knows what it was before
+        (131072, {**LLAMA3, "factor": 64.0}, 131072),
+        (4096, {"type": "linear", "factor": 4.0}, 4096),
+        (4096, None, 4096),
+    ],
+)
+def test_yarn_reaches_as_far_as_it_stretches(own, scaling, context):
+    config = model_config({**LLAMA, "max_position_embeddings": own, "rope_scaling": scaling})
+    assert config.max_position_embeddings == context
+
+
 @pytest.mark.parametrize(
     ("config", "window"),
     [
@@ -66,6 +87,7 @@ def test_rope_is_read_as_transformers_4_and_5_write_it(changes, theta, scaling):
         ({**MISTRAL, "sliding_window": None}, None),
         ({**MISTRAL, "sliding_window": 1024}, 1024),
         ({**MISTRAL, "sliding_window": 4096, "max_position_embeddings": 4096}, None),  # never reached
+        ({**MISTRAL, "sliding_window": 32768, "max_position_embeddings": 32768, "rope_scaling": YARN}, 32768),
     ],
 )
 def test_a_sliding_window_counts_only_where_the_architecture_says_so(config, window):
