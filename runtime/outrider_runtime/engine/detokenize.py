@@ -51,7 +51,10 @@ class TokenBytes(dict[int, bytes]):
         if piece is None:
             return b""
         if self._alphabet is not None:
-            return bytes(self._alphabet[character] for character in piece)
+            try:
+                return bytes([self._alphabet[character] for character in piece])
+            except KeyError:  # a name that was never added as a token
+                return piece.encode()
         if self._byte_fallback and (match := _BYTE_TOKEN.fullmatch(piece)):
             return bytes([int(match[1], 16)])
         # Other decoders treat the first token of a text in their own way; the second shows what it is in mid-text.

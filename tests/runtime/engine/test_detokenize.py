@@ -133,6 +133,14 @@ def test_added_tokens_that_are_text_are_spelt_by_the_decoder_as_all_others():
     assert _feed(Detokenizer(TokenBytes(backend)), [ids])[0] == "a  b<b>  " == backend.decode(ids)
 
 
+def test_a_byte_level_piece_of_other_characters_stands_for_itself():
+    """As in the decoder of tokenizers: some vocabularies hold names that were never added as tokens."""
+    backend = Tokenizer(models.BPE({"a": 0, "[PAD 1]": 1, "▁ü": 2, "Ã¼": 3}, []))
+    backend.decoder = decoders.ByteLevel()
+    ids = [0, 1, 2, 3, 0]
+    assert _feed(Detokenizer(TokenBytes(backend)), [ids])[0] == "a[PAD 1]▁üüa" == backend.decode(ids)
+
+
 def test_an_end_token_that_is_not_special_is_hidden_all_the_same():
     (a, b) = _ids("ab")
     assert _feed(Detokenizer(VOCABULARY, hidden=[b]), [[a], [b]])[0] == "a"
