@@ -45,6 +45,11 @@ def test_a_note_is_cut_to_what_the_api_takes() -> None:
     assert len(rendered(MODEL, Event(EventReason.REFUSED, "x" * 5000), "pod-1", datetime.now(UTC))["note"]) == 1024
 
 
+def test_a_note_is_cut_by_bytes_as_the_api_counts_them_and_within_no_character() -> None:
+    note = rendered(MODEL, Event(EventReason.REFUSED, "x" + "模" * 500), "pod-1", datetime.now(UTC))["note"]
+    assert note == "x" + "模" * 341
+
+
 async def test_the_same_words_are_said_once() -> None:
     kube, clock = FakeKube(), Clock()
     publisher = Publisher(kube, "pod-1", clock)

@@ -117,3 +117,22 @@ async def test_a_forgotten_model_leaves_no_token(tokens: Tokens) -> None:
     await tokens.ensure(MODEL, fresh=True)
     tokens.forget(KEY)
     assert tokens.of(KEY) == ()
+
+
+async def test_a_token_that_somebody_wrote_with_a_line_break_is_the_one_that_runtimes_read(
+    kube: Server, tokens: Tokens
+) -> None:
+    await tokens.ensure(MODEL, fresh=True)
+    secret = kube.objects["Secret", "team", "llama-admin"]
+    secret["data"]["token"] = base64.b64encode(b"mine\n").decode()
+    tokens.doubt(KEY)
+    await tokens.ensure(MODEL, fresh=False)
+    assert tokens.of(KEY)[0] == "mine"
+
+
+async def test_a_token_that_is_no_text_lets_nobody_in_and_stops_nothing(kube: Server, tokens: Tokens) -> None:
+    await tokens.ensure(MODEL, fresh=True)
+    kube.objects["Secret", "team", "llama-admin"]["data"]["token"] = base64.b64encode(b"\xff\xfe").decode()
+    tokens.doubt(KEY)
+    await tokens.ensure(MODEL, fresh=False)
+    assert tokens.of(KEY)[0] != ""
