@@ -30,7 +30,7 @@ _ENDS = {
     EventReason.ROLLOUT_COMPLETE: (EventReason.ROLLOUT_STARTED,),
 }
 _KEPT = 20  # events of one object that wait for an API server that does not answer
-_LONGEST_NOTE = 1024  # characters, the API's limit
+_LONGEST_NOTE = 1024  # bytes, the API's limit
 
 
 class Publisher:
@@ -87,7 +87,7 @@ def rendered(model: Model, event: Event, instance: str, wall: datetime) -> dict[
         "action": "Reconcile",
         "type": "Warning" if event.reason in WARNINGS else "Normal",
         "reason": str(event.reason),
-        "note": event.message[:_LONGEST_NOTE],
+        "note": event.message.encode(errors="replace")[:_LONGEST_NOTE].decode(errors="ignore"),
         "regarding": {
             "apiVersion": API_VERSION,
             "kind": KIND,
