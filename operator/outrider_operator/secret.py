@@ -95,4 +95,5 @@ class Tokens:
             if of_predecessor(secret, model):
                 raise Unavailable(f"Secret {name} of the SpeculativeModel before this one is still there")
             raise NameConflict(f"Secret {name} ({owner})")
-        return base64.b64decode((secret.get("data") or {}).get(TOKEN_KEY, "")).decode()
+        token = base64.b64decode((secret.get("data") or {}).get(TOKEN_KEY, ""))
+        return token.decode(errors="replace").strip()  # as runtimes read it: whoever wrote it may have ended the line

@@ -130,7 +130,7 @@ async def test_a_token_that_somebody_wrote_with_a_line_break_is_the_one_that_run
     assert tokens.of(KEY)[0] == "mine"
 
 
-async def test_a_token_that_is_no_text_lets_nobody_in_and_stops_nothing(kube: Server, tokens: Tokens) -> None:
+async def test_a_token_that_is_no_text_stops_nothing_else(kube: Server, tokens: Tokens) -> None:
     await tokens.ensure(MODEL, fresh=True)
     kube.objects["Secret", "team", "llama-admin"]["data"]["token"] = base64.b64encode(b"\xff\xfe").decode()
     tokens.doubt(KEY)
