@@ -43,6 +43,8 @@ GENERIC_ARCHITECTURES = (
     "SeedOssForCausalLM",
     "MinistralForCausalLM",
 )
+# Where config.json says how weights are quantized: transformers', compressed-tensors' own before it, MLX's
+QUANTIZATIONS = ("quantization_config", "compression_config", "quantization")
 # rope type -> what its scaling must say
 ROPE_TYPES = {
     "default": (),
@@ -85,7 +87,7 @@ def model_config(config: Mapping[str, Any], generation: Mapping[str, Any] | None
     if architecture not in (*ARCHITECTURES, *GENERIC_ARCHITECTURES):
         supported = ", ".join((*ARCHITECTURES, *GENERIC_ARCHITECTURES))
         raise unsupported(f"architecture {architecture}; supported: {supported}")
-    if quantization := config.get("quantization_config"):
+    if quantization := next(filter(None, map(config.get, QUANTIZATIONS)), None):
         method = quantization.get("quant_method", "an unnamed method")
         raise unsupported(
             f"the checkpoint is quantized by {method}; give one in bfloat16, float16 or float32, or a GGUF file"

@@ -30,6 +30,10 @@ DTYPES = {
     "BOOL": torch.bool,
 }
 
+# What GPTQ, AWQ, bitsandbytes, compressed-tensors and FP8 add to a layer; some of their checkpoints tell of it in files
+# of their own, not in config.json
+QUANTIZED = (".qweight", ".weight.absmax", ".SCB", ".weight_packed", ".weight_scale", ".weight_scale_inv")
+
 Shapes = Mapping[str, tuple[int, ...]]
 
 
@@ -123,6 +127,12 @@ def folder_weights(folder: Path) -> Weights | None:
 
 def expected(weights: Weights, shapes: Shapes, name: str) -> None:
     """Hold what a checkpoint has against what its config.json asks for. Raises Refusal naming the first difference."""
+    if quantized := [tensor for tensor in weights.shapes.keys() - shapes.keys() if tensor.endswith(QUANTIZED)]:
+        raise Refusal(
+            "UnsupportedModel",
+            f"{name}: the checkpoint is quantized, {min(quantized)} says; give one in bfloat16, float16 or float32, or "
+            "a GGUF file",
+        )
     if absent := shapes.keys() - weights.shapes.keys():
         raise Refusal(
             "ModelNotFound",

@@ -192,6 +192,18 @@ def test_tensors_that_do_not_fit_the_config_are_refused_before_they_are_read(fol
     assert told in message
 
 
+@pytest.mark.parametrize("added", ["qweight", "weight_scale"])
+def test_a_quantized_checkpoint_whose_config_does_not_say_so_is_refused_as_what_it_is(folder, added):
+    tensors, layer = load_file(folder / "model.safetensors"), "model.layers.0.self_attn.q_proj"
+    weight = tensors.pop(f"{layer}.weight")
+    if added == "weight_scale":
+        tensors[f"{layer}.weight"] = weight.to(torch.int8)
+    save_file({**tensors, f"{layer}.{added}": torch.zeros(4)}, folder / "model.safetensors")
+    reason, message = refusal(folder)
+    assert reason == "UnsupportedModel"
+    assert f"the checkpoint is quantized, {layer}.{added} says; give one in bfloat16" in message
+
+
 def test_tables_that_old_versions_saved_are_ignored(folder):
     tensors = load_file(folder / "model.safetensors")
     save_file({**tensors, "model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(4)}, folder / "model.safetensors")

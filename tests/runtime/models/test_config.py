@@ -100,6 +100,8 @@ def test_a_sliding_window_counts_only_where_the_architecture_says_so(config, win
         ({"architectures": ["MambaForCausalLM"]}, "MambaForCausalLM; supported: LlamaForCausalLM, MistralForCausalLM"),
         ({"architectures": None}, "architecture none; supported"),
         ({"quantization_config": {"quant_method": "awq", "bits": 4}}, "quantized by awq; give one in bfloat16"),
+        ({"compression_config": {"quant_method": "compressed-tensors"}}, "quantized by compressed-tensors; give one"),
+        ({"quantization": {"group_size": 64, "bits": 4}}, "quantized by an unnamed method; give one"),
         ({"rope_scaling": {"rope_type": "longrope"}}, "rope_type longrope; supported: default, linear, llama3, yarn"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2}}, "rope_type dynamic; supported"),
         ({"rope_scaling": {**LLAMA3, "factor": None}}, "rope_type llama3 without factor; give the model's own"),
