@@ -44,7 +44,7 @@ _ALL = (
 KINDS = {kind.name: kind for kind in _ALL}
 
 
-def watched(network_policy: bool) -> tuple[Kind, ...]:
-    """Secrets are never among them: the operator may get and create single ones, not read what is there."""
-    skipped = {"Secret", "Event", "Lease"} | (set() if network_policy else {"NetworkPolicy"})
-    return tuple(kind for kind in _ALL if kind.name not in skipped)
+def watched() -> tuple[Kind, ...]:
+    """Secrets are never among them: the operator may get and create single ones, not read what is there. A
+    NetworkPolicy is, whatever the setting: one that is no longer wanted can only go when it is seen."""
+    return tuple(kind for kind in _ALL if kind.name not in ("Secret", "Event", "Lease"))

@@ -64,7 +64,7 @@ class Operator:
         self._cache = Cache()
         self._queue = Queue(settings.retry_seconds, settings.retry_limit_seconds)
         self._metrics = Metrics(self._cache, self._queue)
-        self._kinds = kinds.watched(settings.network_policy)
+        self._kinds = kinds.watched()
         self._checks: dict[str, health.Check] = {"queue": self._stuck}
         self._tasks: dict[str, asyncio.Task[Any]] = {}  # all run until the end; one that ends is the end
 

@@ -110,7 +110,7 @@ def test_the_operator_may_do_what_the_table_says_and_no_more(install: list[dict[
 def test_the_operator_may_watch_exactly_what_it_watches(install: list[dict[str, Any]]) -> None:
     role = _one(install, "ClusterRole", "outrider-operator")
     seen = {resource for resource, verbs in _rights(role) if {"list", "watch"} & verbs}
-    assert seen == {f"{kind.group}/{kind.plural}" for kind in watched(network_policy=True)}
+    assert seen == {f"{kind.group}/{kind.plural}" for kind in watched()}
 
 
 def test_nothing_is_granted_by_wildcard(install: list[dict[str, Any]]) -> None:

@@ -1,8 +1,9 @@
-"""What a reconcile writes when the API server refuses some of it."""
+"""What a reconcile writes, also where the API server refuses some of it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,10 @@ from outrider_operator.api.v1alpha1 import API_VERSION, KIND
 from outrider_operator.cache import Cache, Key
 from outrider_operator.errors import Rejected
 from outrider_operator.events import Publisher
+from outrider_operator.kinds import watched
+from outrider_operator.listing import Lister
 from outrider_operator.metrics import Metrics
+from outrider_operator.plan import Defaults
 from outrider_operator.queue import Queue
 from outrider_operator.reconciler import Reconciler
 from outrider_operator.rounds import Rounds
@@ -28,8 +32,8 @@ QUOTA = "is forbidden: exceeded quota: small, requested: count=1, used: count=3,
 class Rig:
     """One object, and a reconciler that looks at it when told to."""
 
-    def __init__(self) -> None:
-        self.kube, self.cache, self.queue = FakeKube(), Cache(), Queue()
+    def __init__(self, kube: FakeKube | None = None, defaults: Defaults = DEFAULTS) -> None:
+        self.kube, self.cache, self.queue = kube or FakeKube(), Cache(), Queue()
         metadata = {"namespace": KEY.namespace, "name": KEY.name, "generation": 1}
         self.cache.put(self.kube.put({"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": SMALLEST}))
         writes, tokens = Writes(self.kube, self.cache, self.queue), Tokens(self.kube)
@@ -44,7 +48,7 @@ class Rig:
             Teller(_deaf, rounds, tokens),
             Publisher(self.kube, "operator-1"),
             Metrics(self.cache, self.queue),
-            DEFAULTS,
+            defaults,
         )
 
     def refuse(self, verb: str, kind: str) -> None:
@@ -108,3 +112,14 @@ async def test_what_the_api_server_refuses_is_an_event_once() -> None:
             await rig.reconciler.reconcile(KEY)
     [(_, note)] = [event for event in rig.events() if event[0] == "Refused"]
     assert note.startswith("ApplyFailed: ")
+
+
+async def test_a_network_policy_goes_with_the_setting_that_asked_for_it() -> None:
+    guarded = Rig(defaults=replace(DEFAULTS, network_policy=True))
+    await guarded.reconciler.reconcile(KEY)
+    assert ("NetworkPolicy", "team", "llama") in guarded.kube.objects
+    restarted = Rig(guarded.kube)
+    await Lister(restarted.kube, restarted.cache, restarted.queue, watched(), ()).first()
+    await restarted.reconciler.reconcile(KEY)
+    assert ("NetworkPolicy", "team", "llama") not in restarted.kube.objects
+    assert ("Deployment", "team", "llama") in restarted.kube.objects
