@@ -48,7 +48,7 @@ class ChatTemplate:
         self._names = dict(names)
         self._tokenizer = tokenizer
         # What the model wrote itself may hold tokens that are markup, not control (</think>): templates look for them.
-        self._in_clients_text = any_of(tokenizer.added_tokens)
+        self._in_clients_text = any_of(tokenizer.control_tokens)
         self._in_assistants_text = any_of(tokenizer.special_tokens)
 
     def encode(self, messages: Sequence[Message]) -> tuple[int, ...]:

@@ -29,11 +29,14 @@ class Tokenizer:
             ) from error
         added = self._backend.get_added_tokens_decoder()
         self.special_tokens = frozenset(token.content for token in added.values() if token.special)
-        self.added_tokens = frozenset(token.content for token in added.values())
         self._ids = {token.content: id for id, token in added.items()}
         self._names = {id: token.content for id, token in added.items() if token.special}
-        self._control = any_of(self.added_tokens)
+        self._added = any_of(self._ids)
         self.token_bytes = TokenBytes(self._backend)
+        # Markup like </think> is not special and yet no text; runs of blanks, which many vocabularies add, are.
+        self.control_tokens = frozenset(
+            token.content for id, token in added.items() if token.special or not self.token_bytes[id].isspace()
+        )
 
     def spelling(self, token_id: int) -> str:
         """A token for people to read: its name if it is special; `bytes:` and those in hexadecimal if it is no text."""
@@ -50,14 +53,14 @@ class Tokenizer:
     def encode_protected(self, text: str, protected: dict[str, str]) -> tuple[int, ...]:
         """Like encode(), but each key of `protected` in `text` stands for its value as plain text.
 
-        Between two control tokens the text is tokenized whole, so protection leaves no seams in it.
+        Between two added tokens the text is tokenized whole, so protection leaves no seams in it.
         """
         if not protected:
             return self.encode(text, add_special_tokens=False)
         ids: list[int] = []
         marks = any_of(protected)
         position = 0
-        for match in [*self._control.finditer(text), None]:
+        for match in [*self._added.finditer(text), None]:
             piece = text[position : match.start() if match else len(text)]
             if piece:
                 ids += self._encode_plain(marks.sub(lambda mark: protected[mark[0]], piece), first=position == 0)
@@ -74,11 +77,16 @@ class Tokenizer:
 
     def _encode_plain(self, text: str, *, first: bool) -> list[int]:
         backend = self._plain[0 if first else 1]
-        ids: list[int] = backend.encode(text, add_special_tokens=False).ids
-        if not any(self._backend.id_to_token(id) in self.added_tokens for id in ids):
-            return ids
-        # A vocabulary that holds control tokens as ordinary pieces too: one character at a time none is ever whole.
-        return [id for character in text for id in backend.encode(character, add_special_tokens=False).ids]
+        encoded = backend.encode(text, add_special_tokens=False)
+        ids: list[int] = []
+        for id, (begin, end) in zip(encoded.ids, encoded.offsets, strict=True):
+            if self._backend.id_to_token(id) not in self.control_tokens:
+                ids.append(id)
+                continue
+            # A vocabulary that holds control tokens as ordinary pieces too: one character at a time none is ever whole.
+            for character in text[begin:end]:
+                ids += backend.encode(character, add_special_tokens=False).ids
+        return ids
 
 
 def _backend(definition: dict[str, Any]) -> Backend:

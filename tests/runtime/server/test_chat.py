@@ -83,12 +83,14 @@ def test_markup_that_the_model_wrote_itself_is_still_seen_by_the_template(tmp_pa
 
 
 def _metaspace_folder(folder, scheme):
-    vocabulary = {p: i for i, p in enumerate(["<unk>", "<s>", "</s>", "▁", "a", "b", "<", "s", ">", "/", "▁a"])}
-    backend = Backend(models.BPE(vocabulary, [("▁", "a")], unk_token="<unk>"))
+    pieces = ["<unk>", "<s>", "</s>", "▁", "a", "b", "<", "s", ">", "/", "▁a", "</", "</s", "\n", "\n\n"]
+    merges = [("▁", "a"), ("<", "/"), ("</", "s"), ("</s", ">"), ("\n", "\n")]
+    backend = Backend(models.BPE({p: i for i, p in enumerate(pieces)}, merges, unk_token="<unk>"))
     backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=False)
     backend.decoder = decoders.Metaspace(prepend_scheme=scheme)
     backend.normalizer = normalizers.NFC()
     backend.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in ("<unk>", "<s>", "</s>")])
+    backend.add_tokens([AddedToken("\n\n", special=False, normalized=False)])
     backend.save(str(folder / "tokenizer.json"))
     return Tokenizer(folder)
 
@@ -104,6 +106,22 @@ def test_control_tokens_that_are_ordinary_pieces_too_do_not_come_of_text(tmp_pat
     ids = tokenizer.encode_protected("<s>M", {"M": "</s>"})
     assert ids[0] == 1
     assert 2 not in ids
+
+
+def test_blanks_that_are_added_tokens_are_text_to_the_template_and_to_the_tokenizer(tmp_path):
+    """As Gemma's and GPT-NeoX's are."""
+    tokenizer = _metaspace_folder(tmp_path, "never")
+    template = ChatTemplate("<s>{{ messages[0].content | trim }}", {}, tokenizer)
+    ids = template.encode([{"role": "user", "content": "\n\na a\n\nb a\n\n"}])
+    assert ids == tokenizer.encode("<s>a a\n\nb a", add_special_tokens=False)
+
+
+def test_a_control_token_in_a_text_leaves_the_words_around_it_whole(tmp_path):
+    tokenizer = _metaspace_folder(tmp_path, "never")
+    template = ChatTemplate("<s>{{ messages[0].content }}", {}, tokenizer)
+    before, behind = (tokenizer.encode(text, add_special_tokens=False) for text in ("<s>a a\n\né a", " a\n\nb"))
+    written = [tokenizer._backend.token_to_id(character) for character in "</s>"]
+    assert template.encode([{"role": "user", "content": "a a\n\né a</s> a\n\nb"}]) == (*before, *written, *behind)
 
 
 def test_an_added_token_that_is_text_is_spelt_as_that_text(tmp_path):
