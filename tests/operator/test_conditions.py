@@ -316,6 +316,15 @@ def test_reconciling_lasts_from_the_change_until_enough_replicas_serve_it():
     assert Situation(ready=0).before(("Ready", "True", "Ready")).pod("llama-1").says("Reconciling") is None
 
 
+def test_another_template_of_a_suspended_model_replaces_no_pods():
+    situation = Situation({"suspend": True}, ready=0)
+    situation.model = model({"suspend": True, "model": {"revision": "v2"}}, generation=2, status=situation.status())
+    assert situation.says("Reconciling") is None
+    assert situation.plan().events == ()
+    situation.pod("llama-1", ready=True)
+    assert situation.says("Reconciling") == ("True", "RollingOut")
+
+
 # -- drafts --------------------------------------------------------------------------------------------------------
 
 

@@ -26,9 +26,10 @@ def _reconciling(facts: Facts) -> Verdict | None:
     if not facts.deployment:
         return Verdict(Status.TRUE, Reason.PENDING, "children are being created")
     replacing = Verdict(Status.TRUE, Reason.ROLLING_OUT, "pods are being replaced")
-    if facts.unapplied or facts.outdated:
+    idle = facts.spec is None or is_suspended(facts.spec)
+    if facts.outdated or (facts.unapplied and not idle):
         return replacing
-    if facts.spec is None or is_suspended(facts.spec):
+    if idle:
         return None
     before = find(facts.observed.model.status, ConditionType.RECONCILING).get("reason")
     if not lagging(facts) and (before is None or too_few(facts) is None):
