@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Self
 
 from outrider_runtime import flags
@@ -36,7 +37,7 @@ class Engine(engine.Engine):
     tokenizer: Tokenizer
 
     @classmethod
-    def load(cls, model: str, *, report: Callable[[str], None] = lambda line: None, **options: object) -> Self:
+    def load(cls, model: str | Path, *, report: Callable[[str], None] = lambda line: None, **options: object) -> Self:
         """`model` as `outrider serve --model` takes it: a folder, a GGUF file, hf://ORG/NAME. `options` are that
         command's flags about models, cache and speculation, with underscores: device="cuda", draft_model=...,
         max_model_len=8192, no_prefix_caching=True. `report` gets a line now and then. Raises Refusal.
@@ -56,6 +57,8 @@ class Engine(engine.Engine):
 
         Raises BadRequest, and then nothing has run.
         """
+        if isinstance(prompts, str) or not all(isinstance(prompt, Iterable) for prompt in prompts):
+            raise BadRequest("prompts is a single one; give a list of prompts", "prompts")
         each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
         if len(each) != len(prompts):
             raise BadRequest(f"{len(each)} params for {len(prompts)} prompts; give one, or one for each", "params")
@@ -101,9 +104,9 @@ class _Text:
         return decoded.stopped
 
 
-def _config(model: str, options: dict[str, object]) -> EngineConfig:
+def _config(model: str | Path, options: dict[str, object]) -> EngineConfig:
     """By the flags' own parser, so that names, defaults and refusals are the command's."""
-    arguments = ["check", "--model", model]
+    arguments = ["check", "--model", str(model)]
     for name, value in options.items():
         flag = f"--{name.replace('_', '-')}"
         if value is True:

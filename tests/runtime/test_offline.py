@@ -71,12 +71,20 @@ def test_one_bad_prompt_and_nothing_runs(engine):
         (["the road", [5] * 128], GREEDY, "prompt"),
         (["the road"], replace(GREEDY, min_p=2.0), "min_p"),
         (["the road"], [GREEDY, GREEDY], "params"),
+        ("the road", GREEDY, "prompts"),
+        ([70, 71, 72], GREEDY, "prompts"),
+        (["the road"], replace(GREEDY, stop="###"), "stop"),
+        (["the road"], replace(GREEDY, stop=("",)), "stop"),
     ]:
         with pytest.raises(BadRequest) as refused:
             engine.generate(prompts, params)
         assert refused.value.param == field
         assert not engine.has_work
     assert engine.generate([], GREEDY) == []
+
+
+def test_a_model_may_be_given_as_a_path(tiny_model_dir):
+    assert Engine.load(tiny_model_dir, kv_blocks=8).max_model_len == 128
 
 
 def test_what_the_command_would_refuse_is_refused(tiny_model_dir, foreign_draft_dir):

@@ -50,6 +50,8 @@ def check_params(params: SamplingParams, *, vocab_size: int) -> None:
     ):
         if count > most:
             raise BadRequest(f"{field} may have {most} {what}, not {count}", param=field)
+    if isinstance(params.stop, str) or not all(params.stop):
+        raise BadRequest(f"stop must be a tuple of strings, none empty, not {params.stop!r}", param="stop")
     if not all(params.bad_words):
         raise BadRequest("bad_words has a sequence without tokens; drop it", param="bad_words")
     biased = [token for token, _ in params.logit_bias]
