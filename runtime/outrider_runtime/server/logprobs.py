@@ -32,7 +32,8 @@ class ChatLogprobs:
 
 
 class CompletionLogprobs:
-    """`text_offset` counts the characters of the tokens before, as they are spelt here."""
+    """`text_offset` counts the characters of the tokens before, as they are spelt here. `top_logprobs` has the drawn
+    token, too, if it is not among the likeliest, as OpenAI's."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -48,7 +49,10 @@ class CompletionLogprobs:
         return {
             "tokens": tokens,
             "token_logprobs": [max(told.logprob, _LEAST) for _, told in entries],
-            "top_logprobs": [{spelling(id): max(logprob, _LEAST) for id, logprob in told.top} for _, told in entries],
+            "top_logprobs": [
+                {spelling(id): max(logprob, _LEAST) for id, logprob in (*told.top, (drawn, told.logprob))}
+                for drawn, told in entries
+            ],
             "text_offset": offsets,
         }
 

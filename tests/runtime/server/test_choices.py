@@ -136,6 +136,17 @@ class TestLogprobs:
         ]
         assert [max(top.values()) for top in columns.top_logprobs] == columns.token_logprobs
 
+    @pytest.mark.parametrize("count", [0, 1])
+    async def test_a_completions_token_is_told_among_the_likeliest_even_if_it_is_not_one(self, served, client, count):
+        served.engine.logprobs = lambda token: TokenLogprobs(-3.5, ((300, -0.25),)[:count])
+        speaks(served)
+        answer = await client.completions.create(**COMPLETION, logprobs=count)
+        columns = answer.choices[0].logprobs
+        assert [top[token] for token, top in zip(columns.tokens, columns.top_logprobs, strict=True)] == [
+            -3.5 for _ in columns.tokens
+        ]
+        assert {len(top) for top in columns.top_logprobs} == {count + 1}
+
     @pytest.mark.parametrize("kind", ["chat", "completion"])
     async def test_a_stream_says_the_same_in_pieces(self, served, client, kind):
         served.engine.logprobs = told
