@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from outrider_operator import labels
-from outrider_operator.api.reasons import Reason, SpeculationState
+from outrider_operator.api.reasons import ConditionType, Reason, SpeculationState
 from outrider_operator.conditions import conditions, timestamp
 from outrider_operator.facts import Facts
 from outrider_operator.fleet.autoscale import REMEMBERED
@@ -51,8 +51,11 @@ def status(observed: Observed, plan: Plan) -> dict[str, Any]:
 
 
 def differs(new: Mapping[str, Any], old: Mapping[str, Any]) -> bool:
-    """Whether `new` is worth a write. Times are carried over from `old`, so equality says it all."""
-    return dict(new) != dict(old)
+    """Whether `new` is worth a write. Times are carried over from `old`, so equality says it all; a condition of a
+    type that is not ours is somebody else's, stays whatever we write, and does not count."""
+    types = set(ConditionType)
+    ours = [each for each in old.get("conditions") or () if each.get("type") in types]
+    return dict(new) != {**old, "conditions": ours}
 
 
 def _model(facts: Facts, before: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -223,6 +223,16 @@ def test_equal_is_not_worth_a_write():
     assert differs({**found, "replicas": 1}, found)
 
 
+def test_a_condition_that_somebody_else_keeps_in_the_status_is_no_reason_to_write():
+    seen = observed()
+    found = status(seen, plan(seen, DEFAULTS))
+    theirs = {"type": "example.com/Audited", "status": "True", "reason": "Seen", "lastTransitionTime": "then"}
+    mixed = {**found, "conditions": [theirs, *found["conditions"]]}
+    assert not differs(found, mixed)
+    assert differs({**found, "conditions": found["conditions"][1:]}, mixed)
+    assert differs(found, {"observedGeneration": -1})
+
+
 @settings(deadline=None, max_examples=10)
 @given(
     st.lists(st.tuples(st.floats(0, 30), st.floats(0, 1)), min_size=20, max_size=40),
