@@ -30,6 +30,11 @@ class StreamOptions(_Body):
     include_usage: bool = False
     include_obfuscation: Literal[False] = False
 
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_the_default(cls, value: object) -> object:
+        return {k: v for k, v in value.items() if v is not None} if isinstance(value, dict) else value
+
 
 class ChatMessage(_Body):
     role: Literal["system", "developer", "user", "assistant"]

@@ -78,6 +78,14 @@ class TestAnswers:
         assert [c.usage is not None for c in chunks] == [False] * (len(chunks) - 1) + [True]
         assert len({c.id for c in chunks}) == 1
 
+    async def test_null_is_the_default_in_stream_options_too(self, served):
+        says(served, "x")
+        options = {"include_usage": None, "include_obfuscation": None}
+        body = {**CHAT, "stream": True, "stream_options": options}
+        got = await served.api.post("/v1/chat/completions", json=body)
+        assert got.status == 200
+        assert all("usage" not in event for event in await events(got))
+
     async def test_a_completion_and_its_stream_say_the_same(self, served, client):
         says(served, "one", " two", end=False)
         answer = await client.completions.create(**COMPLETION)
