@@ -71,6 +71,9 @@ async def _faults(request: web.Request, handler: Any) -> web.StreamResponse:
     except web.HTTPRequestEntityTooLarge:
         message = f"the body has more than the {MAX_BODY_BYTES} bytes allowed; send less"
         return _error(BadRequest(message, code="request_too_large", status=413))
+    except web.RequestPayloadError:
+        message = "the body cannot be read; send it as its Content-Encoding and Transfer-Encoding say"
+        return _error(BadRequest(message, code="invalid_body"))
     except web.HTTPException as error:
         message = f"{request.method} {request.path}: {error.reason}"
         return _error(BadRequest(message, code="unknown_url", status=error.status))

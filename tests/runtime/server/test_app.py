@@ -321,6 +321,13 @@ class TestBadInput:
         error = await self.refused(served, "/v1/completions", io.BytesIO(b" " * (app.MAX_BODY_BYTES + 1)), 413)
         assert str(app.MAX_BODY_BYTES) in error["message"]
 
+    async def test_a_body_that_is_not_compressed_as_its_header_says_is_refused(self, served):
+        got = await served.api.post("/v1/completions", data=b"{}", headers={"Content-Encoding": "gzip"})
+        assert got.status == 400
+        error = (await got.json())["error"]
+        assert (error["type"], error["code"]) == ("invalid_request_error", "invalid_body")
+        assert "Content-Encoding" in error["message"]
+
     @pytest.mark.parametrize(
         ("method", "path", "status"),
         [("POST", "/v1/embeddings", 404), ("GET", "/v1/completions", 405), ("GET", "/v1/models/other", 404)],
