@@ -88,7 +88,8 @@ def model_config(config: Mapping[str, Any], generation: Mapping[str, Any] | None
         supported = ", ".join((*ARCHITECTURES, *GENERIC_ARCHITECTURES))
         raise unsupported(f"architecture {architecture}; supported: {supported}")
     if quantization := next(filter(None, map(config.get, QUANTIZATIONS)), None):
-        method = quantization.get("quant_method", "an unnamed method")
+        told = quantization if isinstance(quantization, Mapping) else {"quant_method": quantization}
+        method = told.get("quant_method", "an unnamed method")
         raise unsupported(
             f"the checkpoint is quantized by {method}; give one in bfloat16, float16 or float32, or a GGUF file"
         )

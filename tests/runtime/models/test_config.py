@@ -102,6 +102,7 @@ def test_a_sliding_window_counts_only_where_the_architecture_says_so(config, win
         ({"quantization_config": {"quant_method": "awq", "bits": 4}}, "quantized by awq; give one in bfloat16"),
         ({"compression_config": {"quant_method": "compressed-tensors"}}, "quantized by compressed-tensors; give one"),
         ({"quantization": {"group_size": 64, "bits": 4}}, "quantized by an unnamed method; give one"),
+        ({"quantization": "fp8"}, "quantized by fp8; give one"),
         ({"rope_scaling": {"rope_type": "longrope"}}, "rope_type longrope; supported: default, linear, llama3, yarn"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2}}, "rope_type dynamic; supported"),
         ({"rope_scaling": {**LLAMA3, "factor": None}}, "rope_type llama3 without factor; give the model's own"),
