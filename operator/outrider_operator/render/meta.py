@@ -32,7 +32,11 @@ def metadata(
     model: Model, name: str, *, owned: bool = True, annotations: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
     """Metadata of the child `name`. An owned one goes with the model, by garbage collection."""
-    result: dict[str, Any] = {"name": name, "namespace": model.namespace, "labels": labels.common(model.name)}
+    marks = labels.common(model.name)
+    if not owned:
+        # Argo CD takes what has this label and no owner for a part of its Application of that name, and prunes it
+        del marks[labels.INSTANCE]
+    result: dict[str, Any] = {"name": name, "namespace": model.namespace, "labels": marks}
     if annotations:
         result["annotations"] = dict(annotations)
     if owned:

@@ -50,6 +50,14 @@ def test_each_child_is_owned_labelled_and_hashed():
         assert child["kind"] == "Secret" or metadata["annotations"][labels.HASH]
 
 
+def test_a_claim_without_owner_does_not_pass_for_a_part_of_an_argo_application_of_the_models_name():
+    kept = _children({"cache": {"size": "1Gi"}})["PersistentVolumeClaim"]["metadata"]
+    assert "ownerReferences" not in kept
+    assert "app.kubernetes.io/instance" not in kept["labels"]
+    assert kept["labels"]["outrider.dev/model"] == "llama"
+    assert _children()["Service"]["metadata"]["labels"]["app.kubernetes.io/instance"] == "llama"
+
+
 def test_the_secrets_data_is_nobodys_business_here():
     secret = admin_secret(model())
     assert secret["metadata"]["name"] == "llama-admin"
