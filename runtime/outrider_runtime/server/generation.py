@@ -171,6 +171,7 @@ class Generation:
             while (piece := choice.next()) is not None:
                 if piece.finish_reason is not None:
                     self._unfinished -= 1
+                    self._service.engine.abort(choice.stream.request_id)  # of a stop string it knows nothing
                 if not sink.take(index, piece) or not self._unfinished:
                     self._pause()
                     return

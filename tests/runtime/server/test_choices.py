@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections import defaultdict
 
@@ -99,6 +100,17 @@ class TestChoices:
         assert got.status == 500
         assert "no room" in (await got.json())["error"]["message"]
         assert served.service.engine.in_flight == 0
+
+    async def test_a_choice_that_a_stop_string_ends_frees_the_engine_while_others_go_on(self, served, client):
+        served.engine.script = lambda message: [served.ids_of("ab"[message.request_id.endswith("-1")])] * 100_000
+        served.engine.step_seconds = 0.002
+        request = asyncio.create_task(client.completions.create(**COMPLETION, n=2, stop="aa"))
+        async with asyncio.timeout(10):
+            while not served.engine.aborted:
+                await asyncio.sleep(0.005)
+        assert served.engine.aborted == [served.engine.added[0].request_id]
+        assert served.service.engine.in_flight == 1
+        request.cancel()
 
     async def test_choices_take_places_in_the_queue(self, serve):
         served = await serve(scheduler=SchedulerConfig(max_concurrency=2, max_waiting=2))
