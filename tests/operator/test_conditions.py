@@ -239,6 +239,17 @@ def test_a_scaling_step_does_not_make_a_ready_model_unready_until_its_deployment
     assert "Reconciling" not in situation.conditions()
 
 
+def test_other_replicas_by_scale_do_not_make_a_ready_model_unready_until_its_deployment_notices():
+    fewer = Situation({"replicas": 3}, ready=3).before(("Ready", "True", "Ready"))
+    fewer.model = model({"replicas": 2}, generation=2, status=fewer.model.status)
+    fewer.deployment(available=3, observed_generation=1, generation=2)
+    assert fewer.says("Ready") == ("True", "Ready")
+    assert fewer.says("Reconciling") == ("True", "Loading")
+    more = Situation().before(("Ready", "True", "Ready"))
+    more.model = model({"replicas": 3}, generation=2, status=more.model.status)
+    assert more.deployment(observed_generation=1, generation=2).says("Ready") == ("False", "TooFewReplicas")
+
+
 def test_a_new_template_not_yet_applied_is_a_rollout():
     situation = Situation()
     situation.model = model({"model": {"revision": "v2"}}, generation=2)

@@ -46,7 +46,7 @@ def deadline(facts: Facts) -> Verdict | None:
 
 def _rolling_out(facts: Facts) -> Verdict | None:
     """A rollout under way, with the failure that holds it up where there is one."""
-    if facts.unapplied or lagging(facts):
+    if facts.unapplied or (lagging(facts) and not _rescaled(facts)):
         return Verdict(Status.FALSE, Reason.ROLLING_OUT, "the Deployment has yet to take the spec over")
     if not facts.outdated:
         return None
@@ -57,9 +57,18 @@ def lagging(facts: Facts) -> bool:
     """The Deployment's status may be of an earlier spec. After a mere change of replicas it is not: autoscaling must
     not make a ready model look unready for the moment its Deployment takes to notice."""
     ready = find(facts.observed.model.status, ConditionType.READY)
-    was_ready = ready.get("status") == Status.TRUE and ready.get("reason") == Reason.READY
-    settled = was_ready and ready.get("observedGeneration") == facts.observed.model.generation
+    settled = _was_ready(facts) and ready.get("observedGeneration") == facts.observed.model.generation
     return facts.unobserved and not settled
+
+
+def _was_ready(facts: Facts) -> bool:
+    ready = find(facts.observed.model.status, ConditionType.READY)
+    return bool(ready.get("status") == Status.TRUE and ready.get("reason") == Reason.READY)
+
+
+def _rescaled(facts: Facts) -> bool:
+    """Whether all that is new to the Deployment is how many pods of its template there are to be, as by /scale."""
+    return _was_ready(facts) and bool(facts.current) and not facts.outdated
 
 
 def failing(facts: Facts) -> Verdict | None:
