@@ -27,6 +27,7 @@ _CHAINS: dict[ConditionType, Chain] = {
     ConditionType.STALLED: STALLED,
 }
 _ONLY_WHILE_TRUE = frozenset({ConditionType.RECONCILING, ConditionType.STALLED})
+_LONGEST = 32768  # characters, the API's limit; pods, webhooks and the API server may say more
 
 
 def conditions(facts: Facts) -> list[dict[str, Any]]:
@@ -56,7 +57,7 @@ def _condition(facts: Facts, kind: ConditionType, verdict: Verdict, previous: Ma
         "observedGeneration": facts.observed.model.generation,
         "lastTransitionTime": previous["lastTransitionTime"] if same else timestamp(facts),
         "reason": str(verdict.reason),
-        "message": verdict.message,
+        "message": verdict.message[:_LONGEST],
     }
 
 

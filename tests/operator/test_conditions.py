@@ -347,6 +347,13 @@ def test_a_broken_draft_is_served_plainly_and_said():
     assert situation.status()["speculativeDecoding"]["state"] == "Unavailable"
 
 
+def test_a_pod_that_says_more_than_a_condition_holds_is_cut_short():
+    chatty = Situation(DRAFTED, did=Did(fields={**BROKEN, "draft_message": "missing: " + "layer, " * 8000}))
+    message = chatty.conditions()["DraftReady"]["message"]
+    assert message.startswith("missing: layer, layer")
+    assert len(message) <= 32768
+
+
 def test_a_broken_draft_breaks_the_promise_of_mode_enabled():
     situation = Situation(DRAFTED, {"speculativeDecoding": {"mode": "Enabled"}}, did=Did(fields=BROKEN))
     assert situation.says("Ready") == ("False", "DraftUnavailable")
