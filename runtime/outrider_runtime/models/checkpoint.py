@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from outrider_runtime.models.gguf import GGUFFile
 
 MODEL_FILES = "model.safetensors, pytorch_model.bin or .gguf"
+FOLDER_WEIGHTS = ("model*.safetensors*", "pytorch_model*.bin*")  # or their index
 HEAD_FILES = "model.safetensors, pytorch_model.bin or medusa_lm_head.pt"
 
 
@@ -85,10 +86,11 @@ def _folder_weights(name: str, path: Path, files: str = MODEL_FILES) -> Weights:
 
 
 def _gguf(name: str, path: Path) -> Path | None:
-    """The GGUF file to read, if that is what the model is: named itself, or the only one in a folder without more."""
+    """The GGUF file to read, if that is what the model is: named itself, or the only one in a folder without other
+    weights, as they are published with a config.json beside them or without."""
     if path.is_file():
         return path
-    if (path / "config.json").is_file():
+    if (path / "config.json").is_file() and any(any(path.glob(weights)) for weights in FOLDER_WEIGHTS):
         return None
     files = sorted(path.glob("*.gguf"))
     if len(files) > 1:

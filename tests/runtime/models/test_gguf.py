@@ -225,6 +225,16 @@ def test_of_several_files_in_a_folder_one_must_be_named(tmp_path):
         open_checkpoint("m", tmp_path, tmp_path)
 
 
+@pytest.mark.parametrize("config", [{"model_type": "llama"}, {"model_type": "llama", "architectures": ["Llama"]}])
+def test_a_config_json_beside_the_file_changes_nothing(tmp_path, config):
+    write(tmp_path / "tiny.gguf")
+    alone = open_checkpoint("m", tmp_path, tmp_path / "cache")
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    beside = open_checkpoint("m", tmp_path, tmp_path / "another cache")
+    assert (beside.config, beside.vocabulary()) == (alone.config, alone.vocabulary())
+    assert dict(beside.weights()).keys() == alone.weights().shapes.keys()
+
+
 @pytest.mark.model
 def test_the_demo_file_reads_as_transformers_converted_it(demo_models):
     found = GGUFFile(demo_models / "smollm2-135m-instruct-gguf" / "smollm2-135m-instruct-q4_1.gguf")
