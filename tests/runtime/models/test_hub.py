@@ -180,6 +180,19 @@ def test_a_name_that_is_none_is_refused(server, cache, uri):
     assert refusal(cache, SourceConfig(uri))[0] == "InvalidArgument"
 
 
+def test_of_a_repository_of_many_gguf_files_none_is_downloaded(server, cache):
+    (server.folder / "model.safetensors").unlink()
+    (server.folder / "pytorch_model.bin").unlink()
+    (server.folder / "other.gguf").write_bytes(b"not wanted")
+    for weights in (True, False):
+        assert refusal(cache, weights=weights) == (
+            "UnsupportedModel",
+            "hf://org/model: 2 GGUF files in it, and none can be named; give a repository of one, or download one and "
+            "give its path",
+        )
+    assert server.requests.keys() <= {"GET main", "GET model"}
+
+
 def test_too_small_a_cache_is_refused_before_anything_is_downloaded(server, cache):
     server.claimed_size = 10**15
     reason, message = refusal(cache)
@@ -210,4 +223,5 @@ def test_a_disk_that_fills_up_on_the_way_is_refused(server, cache, monkeypatch):
 def test_weights_are_wanted_in_one_format(names, wanted):
     found = hub.files(["config.json", *names], weights=True)
     assert found == ["config.json", *(names[:2] if wanted is None else wanted)]
-    assert hub.files(["config.json", *names], weights=False) == ["config.json"]
+    described = ["config.json"] if found[1] != "m.gguf" else found  # which describes itself
+    assert hub.files(["config.json", *names], weights=False) == described

@@ -47,7 +47,7 @@ T = TypeVar("T")
 
 
 def find(source: SourceConfig, cache: Path, report: Callable[[str], None], weights: bool) -> Found:
-    """Raises Refusal: Unauthorized, ModelNotFound, OutOfSpace."""
+    """Raises Refusal: Unauthorized, ModelNotFound, UnsupportedModel, OutOfSpace."""
     disable_progress_bars()
     repo = source.uri.removeprefix("hf://")
     if constants.HF_HUB_OFFLINE:
@@ -61,6 +61,12 @@ def find(source: SourceConfig, cache: Path, report: Callable[[str], None], weigh
     commit = info.sha or ""
     sizes = {file.rfilename: file.size or 0 for file in info.siblings or []}
     wanted = files(list(sizes), weights)
+    if (several := sum(name.endswith(".gguf") for name in wanted)) > 1:
+        raise Refusal(
+            "UnsupportedModel",
+            f"{source.uri}: {several} GGUF files in it, and none can be named; give a repository of one, or download "
+            "one and give its path",
+        )
     missing = [name for name in wanted if not isinstance(try_to_load_from_cache(repo, name, cache, commit), str)]
     if missing:
         _make_room(cache, sum(sizes[name] for name in missing))
@@ -86,7 +92,7 @@ def files(names: list[str], weights: bool) -> list[str]:
     for prefix, suffix in FORMATS:
         found = [name for name in top if name.startswith(prefix) and name.endswith(suffix)]
         if found:
-            return described + (found if weights or (suffix == ".gguf" and "config.json" not in top) else [])
+            return described + (found if weights or suffix == ".gguf" else [])  # which describes itself
     return described
 
 
