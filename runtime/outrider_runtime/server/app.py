@@ -103,7 +103,7 @@ async def _gate(request: web.Request, handler: Any) -> web.StreamResponse:
     if service.draining:
         raise Unavailable("the server is shutting down; try again, another replica will answer", "server_shutdown")
     key = service.config.api_key
-    if key and request.path.startswith("/v1/") and not bears(request.headers.get("Authorization"), key.encode()):
+    if key and request.path.startswith("/v1/") and not _has_key(request, key):
         raise BadRequest("the API key is missing or wrong; send it as a bearer token", None, "invalid_api_key", 401)
     service.enter()  # from here on a drain waits for it, also while its prompt is read and tokenized
     try:
@@ -111,6 +111,11 @@ async def _gate(request: web.Request, handler: Any) -> web.StreamResponse:
     finally:
         service.leave()
     return response
+
+
+def _has_key(request: web.Request, key: str) -> bool:
+    """Blanks around the key, like the newline that many Secrets end with, no header could bear."""
+    return bears(request.headers.get("Authorization"), (key.strip() or key).encode())
 
 
 async def _completions(request: web.Request) -> web.StreamResponse:

@@ -361,6 +361,12 @@ class TestApiKey:
         got = await served.api.post("/v1/completions", json=COMPLETION, headers={"Authorization": "Bearer secret"})
         assert got.status == 200
 
+    @pytest.mark.parametrize(("key", "header", "status"), [("secret\n", "secret", 200), ("\n", "", 401)])
+    async def test_a_newline_behind_the_key_as_secrets_have_is_not_of_it(self, serve, key, header, status):
+        served = await serve(api_key=key)
+        got = await served.api.get("/v1/models", headers={"Authorization": f"Bearer {header}"})
+        assert got.status == status
+
 
 class TestLoad:
     async def test_beyond_the_queue_a_client_gets_429_with_retry_after_and_it_is_counted(self, serve):
