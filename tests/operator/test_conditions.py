@@ -177,6 +177,14 @@ def test_a_claim_for_one_node_is_named_when_there_are_to_be_more_replicas():
     assert "was created ReadWriteOnce" in situation.conditions()["Accepted"]["message"]
 
 
+def test_a_claim_larger_than_the_spec_asks_for_is_named():
+    situation = Situation({"cache": {"size": "2Gi"}})
+    situation.model = model({"cache": {"size": "1Gi"}})
+    assert situation.says("Accepted") == ("True", "Accepted")
+    assert "cache.size 1Gi: the claim has 2Gi" in situation.conditions()["Accepted"]["message"]
+    assert situation.says("Ready") == ("True", "Ready")
+
+
 # -- Ready ---------------------------------------------------------------------------------------------------------
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from outrider_operator.api.reasons import Reason, Status
 from outrider_operator.facts import Facts
 from outrider_operator.judgements.verdict import Chain, Verdict
-from outrider_operator.render.cache import MANY_NODES, access_modes, most_replicas
+from outrider_operator.render.cache import MANY_NODES, access_modes, larger_size, most_replicas
 
 
 def refused(facts: Facts) -> Verdict | None:
@@ -34,9 +34,14 @@ def _warnings(facts: Facts) -> list[str]:
             f"autoscaling.targetConcurrency {target} is not below saturation.disableAtConcurrency {disable_at}: "
             "at its target the fleet decodes plainly"
         )
-    if spec.cache is not None and spec.cache.size is not None and most_replicas(spec) > 1:
-        claim = facts.observed.children.get("PersistentVolumeClaim")
-        modes = access_modes(claim.body if claim else None)
+    if spec.cache is None or spec.cache.size is None:
+        return found
+    child = facts.observed.children.get("PersistentVolumeClaim")
+    claim = child.body if child else None
+    if larger := larger_size(spec.cache, claim):
+        found.append(f"cache.size {spec.cache.size}: the claim has {larger} and cannot shrink")
+    if most_replicas(spec) > 1:
+        modes = access_modes(claim)
         if modes and MANY_NODES not in modes:
             found.append(
                 f"more than one replica shares the cache, but the claim was created {modes[0]}: replicas on other "

@@ -118,6 +118,17 @@ def test_a_claims_access_modes_stay_as_created_because_they_cannot_change():
     assert cache_claim(target, target.spec, target.spec.cache, live)["spec"]["accessModes"] == ["ReadWriteOnce"]
 
 
+@pytest.mark.parametrize(
+    ("there", "asked"),
+    [("200Gi", "200Gi"), ("0.2Ti", "0.2Ti"), ("102400Mi", "100Gi"), ("50Gi", "100Gi"), (None, "100Gi")],
+)
+def test_a_claim_that_somebody_made_larger_stays_so_because_it_cannot_shrink(there, asked):
+    target = model(KEPT)
+    live = {"spec": {"resources": {"requests": {"storage": there} if there else {}}}}
+    claim = cache_claim(target, target.spec, target.spec.cache, live)["spec"]
+    assert claim["resources"] == {"requests": {"storage": asked}}
+
+
 def test_the_policy_and_what_is_remembered_stand_side_by_side():
     planned = plan(observed({"speculativeDecoding": {"minAcceptancePercent": 40}}), DEFAULTS)
     config_map = {c["kind"]: c for c in planned.children}["ConfigMap"]
