@@ -30,5 +30,5 @@ def remembered(config_map: Mapping[str, Any] | None) -> Memory:
     """The memory in a ConfigMap. One that is missing or that somebody broke is a fresh start, never a failure."""
     try:
         return Memory.from_json(json.loads((config_map or {})["data"][MEMORY_KEY]))
-    except (KeyError, TypeError, ValueError, AttributeError):
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError):
         return Memory()

@@ -144,3 +144,5 @@ def test_memory_survives_the_config_map_and_a_broken_one_is_a_fresh_start():
     for broken in (None, {}, {"data": None}, {"data": {"memory": "{"}}, {"data": {"memory": '{"state": "Odd"}'}}):
         assert remembered(broken) == Memory()
     assert remembered({"data": {"memory": "[]"}}) == Memory()
+    for endless in ('{"attempts": 1e999}', '{"since": 1' + "0" * 400 + "}", "[" * 100_000):
+        assert remembered({"data": {"memory": endless}}) == Memory()
