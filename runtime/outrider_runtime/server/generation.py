@@ -59,7 +59,7 @@ class Choice:
         self._detokenizer = Detokenizer(
             model.tokenizer.token_bytes,
             stop=params.stop,
-            hidden=model.ready.eos_token_ids,
+            hidden={*model.ready.eos_token_ids, *params.stop_token_ids},
             min_tokens=params.min_tokens,
         )
         self._latencies = latencies

@@ -118,6 +118,15 @@ class TestAnswers:
         await client.completions.create(**COMPLETION, stop=["top"])
         await until(lambda: served.engine.aborted == [served.engine.added[0].request_id])
 
+    async def test_a_stop_token_is_counted_and_not_shown(self, served, client):
+        (end,) = served.ids_of("#")
+        served.engine.script = lambda message: [served.ids_of("ab"), [*served.ids_of("c"), end]]
+        ask = {**COMPLETION, "extra_body": {"stop_token_ids": [end]}}
+        answer = await client.completions.create(**ask)
+        assert (answer.choices[0].text, answer.usage.completion_tokens) == ("abc", len(served.ids_of("ab")) + 2)
+        chunks = [chunk async for chunk in await client.completions.create(**ask, stream=True)]
+        assert "".join(chunk.choices[0].text for chunk in chunks) == "abc"
+
     async def test_a_backlog_comes_as_one_piece(self, served):
         says(served, "a", "b", "c")
         stream = served.service.engine.submit("a", (1,), None, lambda: None)
