@@ -86,8 +86,8 @@ def _unpulled(pod: Pod) -> Verdict | None:
 def _unconfigured(pod: Pod) -> Verdict | None:
     if pod.waiting_reason not in _CONFIG:
         return None
-    if pod.waiting_reason == "CreateContainerConfigError" or _SECRET.search(pod.waiting_message):
-        return Reason.MISSING_SECRET, pod.waiting_message or pod.waiting_reason
+    if _SECRET.search(pod.waiting_message):
+        return Reason.MISSING_SECRET, pod.waiting_message
     return Reason.CRASH_LOOPING, f"the container cannot be created: {pod.waiting_message or pod.waiting_reason}"
 
 

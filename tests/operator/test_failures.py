@@ -40,6 +40,21 @@ def test_every_exit_code_of_the_contract_is_known_and_no_other():
             {"waiting_reason": "CreateContainerConfigError", "waiting_message": 'secret "hf-token" not found'},
             Reason.MISSING_SECRET,
         ),
+        (
+            {
+                "waiting_reason": "CreateContainerConfigError",
+                "waiting_message": "couldn't find key token in Secret team/hf",
+            },
+            Reason.MISSING_SECRET,
+        ),
+        (
+            {"waiting_reason": "CreateContainerConfigError", "waiting_message": 'configmap "env" not found'},
+            Reason.CRASH_LOOPING,
+        ),
+        (
+            {"waiting_reason": "CreateContainerConfigError", "waiting_message": "image will run as root"},
+            Reason.CRASH_LOOPING,
+        ),
         ({"waiting_reason": "CreateContainerError", "waiting_message": "no such device"}, Reason.CRASH_LOOPING),
         ({"termination_reason": "OOMKilled", "exit_code": 137, "restarts": 1}, Reason.OUT_OF_MEMORY),
         ({"waiting_reason": "CrashLoopBackOff", "exit_code": 1, "restarts": 1}, Reason.CRASH_LOOPING),
