@@ -85,7 +85,10 @@ class _Text:
     def __init__(self, tokenizer: Tokenizer, params: SamplingParams, eos_token_ids: frozenset[int]) -> None:
         self.completion = Completion(logprobs=None if params.logprobs is None else [])
         self._detokenizer = Detokenizer(
-            tokenizer.token_bytes, stop=params.stop, hidden=eos_token_ids, min_tokens=params.min_tokens
+            tokenizer.token_bytes,
+            stop=params.stop,
+            hidden={*eos_token_ids, *params.stop_token_ids},
+            min_tokens=params.min_tokens,
         )
 
     def take(self, delta: TokenDelta) -> bool:

@@ -57,6 +57,16 @@ def test_a_stop_string_ends_a_text_before_it_and_frees_its_blocks(engine):
     assert engine.stats().kv_cache_usage == 0
 
 
+def test_the_token_that_ended_a_text_is_not_shown(engine):
+    params = replace(GREEDY, max_tokens=60, ignore_eos=True)
+    whole = engine.generate(["the road"], params)[0]
+    last = next(token for token in whole.token_ids if whole.token_ids.index(token) > 2)
+    stopped = engine.generate(["the road"], replace(params, stop_token_ids=(last,)))[0]
+    assert stopped.token_ids == whole.token_ids[: whole.token_ids.index(last) + 1]
+    before = engine.generate(["the road"], replace(params, max_tokens=len(stopped.token_ids) - 1))[0]
+    assert stopped.text == before.text
+
+
 def test_a_draft_changes_no_text(engine, tiny_model_dir, tiny_draft_dir):
     drafting = Engine.load(str(tiny_model_dir), draft_model=str(tiny_draft_dir), kv_blocks=64, max_model_len=128)
     prompts = ["the outrider", "a broken bridge"]

@@ -154,6 +154,10 @@ def _token_sequences(words: tuple[str, ...], encode: Callable[[str], tuple[int, 
     found: dict[tuple[int, ...], None] = {}
     for word in words:
         bare, spaced = encode(word.lstrip()), encode(" " + word.lstrip())
+        if not bare:
+            raise BadRequest(
+                f"bad_words has {_shown(word)}, which is no tokens of this model; drop it", "bad_words", "invalid_value"
+            )
         found[bare] = None
         if len(spaced) == len(bare):
             found[spaced] = None

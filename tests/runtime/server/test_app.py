@@ -14,8 +14,10 @@ from tests.runtime.server.conftest import MODEL
 from tests.runtime.server.fake_engine import EOS, READY, FakeEngine
 
 from outrider_runtime.config import SchedulerConfig
+from outrider_runtime.errors import BadRequest
 from outrider_runtime.server import app
 from outrider_runtime.server.chat import ChatTemplate
+from outrider_runtime.server.openai import CompletionRequest
 
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}]}
 COMPLETION = {"model": MODEL, "prompt": "hello"}
@@ -509,3 +511,9 @@ async def test_latencies_are_measured_once_for_each_request(served):
     assert "outrider:e2e_request_latency_seconds_count 1.0" in lines
     between = [line for line in lines if line.startswith("outrider:inter_token_latency_seconds_count")]
     assert 0 <= float(between[0].split()[1]) <= tokens - first
+
+
+def test_a_bad_word_of_no_tokens_is_the_request_s_fault():
+    asked = CompletionRequest(model="m", prompt="x", bad_words=["\u200b"])
+    with pytest.raises(BadRequest, match="no tokens of this model"):
+        asked.sampling_params(1, max_model_len=32, vocab_size=8, encode=lambda text: ())
