@@ -20,6 +20,7 @@ class FakeHub:
     folder: Path
     token: str = ""  # asked for when set
     denied: int = 0  # status to answer everything with
+    denial: str = ""  # the error code beside it
     failures: int = 0  # answers with 503 before anything works; negative: the connection is dropped instead
     claimed_size: int = 0  # of each file, instead of the true one
     requests: Counter = field(default_factory=Counter)  # "METHOD file" -> times
@@ -67,7 +68,7 @@ class _Handler(BaseHTTPRequestHandler):
             hub.failures -= 1
             self.reply(503)
         elif hub.denied:
-            self.reply(hub.denied)
+            self.reply(hub.denied, error=hub.denial)
         elif hub.token and self.headers.get("Authorization") != f"Bearer {hub.token}":
             self.reply(401, error="RepoNotFound")
         elif path.startswith("/api/models/org/model"):

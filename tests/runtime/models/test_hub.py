@@ -147,12 +147,21 @@ def test_the_token_is_sent(server, cache, monkeypatch):
     assert find(MODEL, cache, lambda line: None).revision == COMMIT
 
 
-@pytest.mark.parametrize("status", [401, 403])
-def test_a_hub_that_denies_access_asks_for_a_token(server, cache, status):
-    server.denied = status
+@pytest.mark.parametrize(("status", "code"), [(401, "GatedRepo"), (403, "GatedRepo"), (403, "")])
+def test_a_hub_that_denies_access_asks_for_a_token(server, cache, status, code):
+    server.denied, server.denial = status, code
     assert refusal(cache) == (
         "Unauthorized",
         f"hf://org/model: the hub answered {status}; set model.tokenSecretRef to a token with access",
+    )
+
+
+def test_a_name_that_the_hub_may_not_know_is_to_be_looked_at_before_a_token_is_fetched(server, cache):
+    server.denied, server.denial = 401, "RepoNotFound"
+    assert refusal(cache, SourceConfig("hf://org/misspelt")) == (
+        "Unauthorized",
+        "hf://org/misspelt: the hub answered 401, as it does to names that do not exist; correct the name or set "
+        "model.tokenSecretRef to a token with access",
     )
 
 

@@ -16,11 +16,13 @@ from typing import TypeVar
 
 from huggingface_hub import HfApi, constants, hf_hub_download, snapshot_download, try_to_load_from_cache
 from huggingface_hub.errors import (
+    GatedRepoError,
     HfHubHTTPError,
     HFValidationError,
     HTTPError,
     LocalEntryNotFoundError,
     OfflineModeIsEnabled,
+    RepositoryNotFoundError,
     RevisionNotFoundError,
 )
 from huggingface_hub.file_download import repo_folder_name
@@ -157,9 +159,12 @@ def _patiently(call: Callable[[], T], source: SourceConfig, report: Callable[[st
 
 def _refusal(source: SourceConfig, error: HfHubHTTPError, status: int) -> Refusal:
     if status in (401, 403):
+        # The hub says so of a gated repository; without a token a private one and a misspelt name look the same
+        hidden = isinstance(error, RepositoryNotFoundError) and not isinstance(error, GatedRepoError)
+        told = ", as it does to names that do not exist; correct the name or" if hidden else ";"
         return Refusal(
             "Unauthorized",
-            f"{source.uri}: the hub answered {status}; set model.tokenSecretRef to a token with access",
+            f"{source.uri}: the hub answered {status}{told} set model.tokenSecretRef to a token with access",
         )
     if isinstance(error, RevisionNotFoundError):
         return Refusal("ModelNotFound", f"{source.uri}: no revision {source.revision}; correct it")
