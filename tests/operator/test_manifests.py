@@ -190,6 +190,13 @@ def test_images_and_settings_are_replaced_by_an_overlay(overlays: Path) -> None:
     assert container["envFrom"][0]["configMapRef"]["name"] == settings["metadata"]["name"]
 
 
+def test_an_overlay_moves_all_of_it_to_another_namespace(overlays: Path) -> None:
+    components = [f"../components/{name}" for name in COMPONENTS]
+    objects = _with(overlays, "elsewhere", namespace="elsewhere", components=components)
+    assert _one(objects, "Namespace")["metadata"]["name"] == "elsewhere"
+    assert "outrider-system" not in json.dumps(objects), "the operator would have no rights there"
+
+
 @pytest.mark.parametrize("component", COMPONENTS)
 def test_a_component_adds_to_the_install_and_takes_nothing_away(
     overlays: Path, install: list[dict[str, Any]], component: str
