@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -77,6 +80,18 @@ def open_head(name: str, path: Path, method: Method, target: Checkpoint) -> Chec
         version = 3 if method == "eagle3" else 1
         config = eagle_config(name, version, _json(path / "config.json"), tensors, target.config)
     return Checkpoint(name, path, config, target.tokenizer)
+
+
+@contextmanager
+def readable(name: str) -> Iterator[None]:
+    """Raises Refusal when a file of the model called `name` may not be read in it, as on another user's claim."""
+    try:
+        yield
+    except (PermissionError, IsADirectoryError, NotADirectoryError) as error:
+        raise Refusal(
+            "ModelNotFound",
+            f"{name}: {error.filename} cannot be read ({error.strerror}); let user {os.getuid()} read all of the model",
+        ) from error
 
 
 def _folder_weights(name: str, path: Path, files: str = MODEL_FILES) -> Weights:

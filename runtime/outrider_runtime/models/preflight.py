@@ -12,7 +12,7 @@ from huggingface_hub import constants
 from outrider_runtime.config import HEADS, WITH_WEIGHTS, EngineConfig, SourceConfig
 from outrider_runtime.engine.messages import DraftState
 from outrider_runtime.errors import Refusal
-from outrider_runtime.models.checkpoint import Checkpoint, open_checkpoint, open_head
+from outrider_runtime.models.checkpoint import Checkpoint, open_checkpoint, open_head, readable
 from outrider_runtime.models.config import ModelConfig
 from outrider_runtime.models.host import cpu_memory
 from outrider_runtime.models.memory import Memory, Plan, parameters, plan
@@ -110,11 +110,12 @@ def cache_folder(config: EngineConfig) -> Path:
 
 def _candidate(role: str, config: EngineConfig, source: SourceConfig, report: Report, passed: Report) -> Candidate:
     cache = cache_folder(config)
-    found = find(source, cache, report, weights=False)
-    checkpoint = open_checkpoint(source.uri, found.path, cache / "tokenizers")
-    checkpoint.vocabulary()
-    if found.complete:
-        checkpoint.weights()
+    with readable(source.uri):
+        found = find(source, cache, report, weights=False)
+        checkpoint = open_checkpoint(source.uri, found.path, cache / "tokenizers")
+        checkpoint.vocabulary()
+        if found.complete:
+            checkpoint.weights()
     shape = checkpoint.config
     passed(
         f"{role}: {shape.architecture}, {parameters(shape) / 1e6:.1f} M parameters, vocabulary {shape.vocab_size}, "
@@ -142,9 +143,10 @@ def _head(config: EngineConfig, target: Candidate, report: Report, passed: Repor
     if source is None:
         raise Refusal("InvalidArgument", f"method {method} needs --draft-model")
     cache = cache_folder(config)
-    found = find(source, cache, report)
-    head = open_head(source.uri, found.path, method, target.checkpoint)
-    head.weights()
+    with readable(source.uri):
+        found = find(source, cache, report)
+        head = open_head(source.uri, found.path, method, target.checkpoint)
+        head.weights()
     shape, known = head.config, len(target.checkpoint.vocabulary())
     if shape.vocab_size < known:
         raise Refusal(

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -157,6 +160,37 @@ def test_a_torn_target_is_refused_before_the_draft_is_looked_at(tiny_model_dir, 
     reason, message = refusal(config(folder, "/no/such/draft", policy=Policy(mode="Enabled")))
     assert reason == "ModelNotFound"
     assert "model.safetensors is truncated" in message
+
+
+@pytest.mark.parametrize("method", ["draft-model", "eagle3"])
+def test_a_draft_that_may_not_be_read_is_refused_by_its_file_and_the_target_served(
+    tiny_model_dir, tmp_path, monkeypatch, method
+):
+    folder = shutil.copytree(tiny_model_dir, tmp_path / "private")
+    opened = Path.open
+
+    def denied(path, *arguments, **options):
+        if path.parent == folder:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return opened(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "open", denied)
+    speculation = SpeculationConfig(method, SourceConfig(str(folder)))
+    found = preflight(replace(config(tiny_model_dir), speculation=speculation), quiet, quiet)
+    file = folder / ("model.safetensors" if method == "eagle3" else "config.json")
+    assert (found.draft, found.draft_state.reason) == (None, "ModelNotFound")
+    assert found.draft_state.message == (
+        f"{folder}: {file} cannot be read (Permission denied); let user {os.getuid()} read all of the model"
+    )
+
+
+def test_a_folder_in_a_files_place_is_refused_by_its_name(tiny_model_dir, tmp_path):
+    folder = shutil.copytree(tiny_model_dir, tmp_path / "m")
+    (folder / "config.json").unlink()
+    (folder / "config.json").mkdir()
+    lines = []
+    assert run_check(config(folder), lines.append) == EXIT_CODES["ModelNotFound"]
+    assert lines[-1].startswith(f"refused  ModelNotFound: {folder}: {folder / 'config.json'} cannot be read (Is a dir")
 
 
 def test_check_says_a_line_for_each_check_and_exits_with_zero(tiny_model_dir, tiny_draft_dir):
