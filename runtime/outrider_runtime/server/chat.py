@@ -81,20 +81,38 @@ class ChatTemplate:
 
 def load_chat_template(folder: Path, tokenizer: Tokenizer) -> ChatTemplate | None:
     """From chat_template.jinja or tokenizer_config.json; None when the model has none. Raises Refusal."""
-    config_path = folder / "tokenizer_config.json"
-    config: dict[str, Any] = json.loads(config_path.read_bytes()) if config_path.is_file() else {}
+    config = _json(folder / "tokenizer_config.json")
     file = folder / "chat_template.jinja"
-    source = file.read_text() if file.is_file() else config.get("chat_template")
+    try:
+        source = file.read_text() if file.is_file() else config.get("chat_template")
+    except (OSError, ValueError) as error:
+        raise _unreadable(file, error) from error
     if isinstance(source, list):  # several templates by name
         source = {template["name"]: template["template"] for template in source}.get("default")
     if not source:
         return None
+    elsewhere = {name: value for name, value in _json(folder / "special_tokens_map.json").items() if not config.get(name)}
     names = {
         name: value["content"] if isinstance(value, dict) else value
-        for name, value in config.items()
+        for name, value in {**config, **elsewhere}.items()
         if name.endswith("_token") and isinstance(value, str | dict)
     }
     return ChatTemplate(source, names, tokenizer)
+
+
+def _json(file: Path) -> dict[str, Any]:
+    """Empty when there is no such file. Raises Refusal."""
+    try:
+        found = json.loads(file.read_bytes()) if file.is_file() else {}
+    except (OSError, ValueError) as error:
+        raise _unreadable(file, error) from error
+    if not isinstance(found, dict):
+        raise _unreadable(file, "not a JSON object")
+    return found
+
+
+def _unreadable(file: Path, why: object) -> Refusal:
+    return Refusal("UnsupportedModel", f"{file} cannot be read ({why}); copy or download the model again")
 
 
 def _raise(message: str) -> NoReturn:

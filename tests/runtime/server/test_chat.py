@@ -178,6 +178,35 @@ def test_a_template_in_the_tokenizers_config_is_found(tmp_path, tokenizer, templ
     assert load_chat_template(tmp_path, tokenizer).encode(messages) == template.encode(messages)
 
 
+@pytest.mark.parametrize("config", [{}, {"bos_token": None, "eos_token": ""}])
+def test_tokens_that_only_the_special_tokens_map_names_are_given_to_the_template(tmp_path, tokenizer, config):
+    source = "{{ bos_token }}hi{{ eos_token }}"
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": source, **config}))
+    names = {"bos_token": {"content": "<|im_start|>"}, "eos_token": "<|im_end|>"}
+    (tmp_path / "special_tokens_map.json").write_text(json.dumps(names))
+    start, *_, end = load_chat_template(tmp_path, tokenizer).encode([{"role": "user", "content": ""}])
+    assert (start, end) == (START, END)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("tokenizer_config.json", b"{"),
+        ("tokenizer_config.json", b"[]"),
+        ("tokenizer_config.json", b"\xff"),
+        ("special_tokens_map.json", b"{"),
+        ("chat_template.jinja", b"\xff"),
+    ],
+)
+def test_a_torn_file_beside_the_template_is_refused_by_its_name(tmp_path, tokenizer, name, content):
+    (tmp_path / "chat_template.jinja").write_text(CHAT_TEMPLATE)
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(Refusal) as caught:
+        load_chat_template(tmp_path, tokenizer)
+    assert caught.value.reason == "UnsupportedModel"
+    assert caught.value.message.startswith(f"{tmp_path / name} cannot be read (")
+
+
 def test_a_model_may_have_no_template(tmp_path, tokenizer):
     assert load_chat_template(tmp_path, tokenizer) is None
 
