@@ -167,7 +167,10 @@ def torn(file: Path, what: str) -> Refusal:
 
 
 def _files(folder: Path, stem: str, suffix: str) -> dict[Path, set[str] | None]:
-    """Files of one format, each with the tensors the index promises; empty when the folder has none of the format."""
+    """Files of one format, each with the tensors the index promises; empty when the folder has none of the format. A
+    single file comes before an index, as in transformers: who joins shards leaves theirs behind."""
+    if (single := folder / f"{stem}.{suffix}").is_file():
+        return {single: None}
     index = folder / f"{stem}.{suffix}.index.json"
     if index.is_file():
         promised: dict[Path, set[str] | None] = {}
@@ -177,8 +180,6 @@ def _files(folder: Path, stem: str, suffix: str) -> dict[Path, set[str] | None]:
             if not file.is_file():
                 raise torn(file, f"is missing, and {index.name} names it")
         return dict(sorted(promised.items()))
-    if (single := folder / f"{stem}.{suffix}").is_file():
-        return {single: None}
     shards = sorted(folder.glob(f"{stem}-*-of-*.{suffix}"))
     if shards:
         raise torn(index, "is missing, though there are shards")

@@ -117,6 +117,16 @@ def test_a_missing_shard_is_refused_by_name(sharded):
     )
 
 
+@pytest.mark.parametrize("format", ["model.safetensors", "pytorch_model.bin"])
+def test_the_index_of_shards_that_were_joined_is_not_asked(folder, tiny_model_dir, format):
+    if format == "pytorch_model.bin":
+        to_bin(folder)
+    stem, suffix = format.split(".")
+    stale = {"weight_map": {"model.norm.weight": f"{stem}-00001-of-00002.{suffix}"}}
+    (folder / f"{format}.index.json").write_text(json.dumps(stale))
+    assert same(read(folder), read(tiny_model_dir))
+
+
 def test_shards_without_their_index_are_refused(sharded):
     (sharded / "model.safetensors.index.json").unlink()
     assert "model.safetensors.index.json is missing, though there are shards" in refusal(sharded)[1]
