@@ -93,8 +93,9 @@ class Rounds:
             samples = await self._read(watched.pods)
             ready = {pod.name for pod in watched.pods}  # may have changed meanwhile
             kept = {name: sample for name, sample in samples.items() if name in ready}
+            # windows end with the round's start: what is older by then goes, however long reading took
+            watched.fleet = remember(watched.fleet, kept, started, watched.keep)
             now = self._now()
-            watched.fleet = remember(watched.fleet, kept, now, watched.keep)
             if not is_still(watched.fleet):
                 changed = now
             # every window then holds nothing but stillness, and silence has been noticed

@@ -4,11 +4,13 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
 import pytest
-from tests.operator.build import START, answer
+from tests.operator.build import START, answer, spec
 
 from outrider_operator.cache import Key
 from outrider_operator.clock import Clock
+from outrider_operator.fleet.history import window
 from outrider_operator.fleet.samples import Counters, Sample
+from outrider_operator.fleet.windows import View
 from outrider_operator.observe import Pod
 from outrider_operator.rounds import Rounds
 
@@ -105,24 +107,26 @@ class Idle:
         self.now = 0.0
         self.looks: list[float] = []
         self.ran: set[float] = set()  # rounds in which something ran
+        self.reading, self.late = 0.0, 0.0  # seconds that a round of reading takes, and that a sleep takes too long
         self._total, self._until = 0.0, 0.0
         self._end = asyncio.Event()
         clock = Clock(monotonic=lambda: self.now, wall=lambda: START, sleep=self._sleep)
         self.rounds = Rounds(self._read, lambda key: self.looks.append(self.now), 5.0, clock)
 
-    async def until(self, end: float) -> None:
+    async def until(self, end: float, keep: float = 60) -> None:
         self._until = end
-        self.rounds.follow(LLAMA, [pod("a")], keep=60)
+        self.rounds.follow(LLAMA, [pod("a")], keep=keep)
         await asyncio.wait_for(self._end.wait(), 60)
         await self.rounds.close()
 
     async def _read(self, pods: Sequence[Pod]) -> Mapping[str, Sample]:
         self._total += self.now in self.ran
-        counters = Counters(self._total, 0, 0, 0, 0, 0, 0, self.now)
-        return {each.name: Sample(self.now, answer(counters)) for each in pods}
+        counters, at = Counters(self._total, 0, 0, 0, 0, 0, 0, self.now), self.now
+        self.now += self.reading
+        return {each.name: Sample(at, answer(counters)) for each in pods}
 
     async def _sleep(self, seconds: float) -> None:
-        self.now += seconds
+        self.now += seconds + self.late
         if self.now > self._until:
             self._end.set()
             await asyncio.Event().wait()
@@ -152,3 +156,16 @@ async def test_the_first_request_after_long_is_looked_at_in_its_round() -> None:
     idle.rounds.settled(LLAMA, True)
     await idle.until(350)
     assert [at for at in idle.looks if at >= 280] == [5.0 * n for n in range(60, 71)]
+
+
+@pytest.mark.parametrize("seconds", [90, 300, 1801, 3600])
+@pytest.mark.parametrize("reading", [0.05, 4.0])
+@pytest.mark.parametrize("late", [0.001, 0.02])
+async def test_rounds_that_take_long_or_begin_late_still_fill_a_window(
+    seconds: int, reading: float, late: float
+) -> None:
+    idle = Idle()
+    idle.reading, idle.late = reading, late
+    scaling = {"maxReplicas": 2, "targetConcurrency": 4, "scaleDownWindowSeconds": seconds}
+    await idle.until(seconds + 60, keep=window(spec({"autoscaling": scaling})))
+    assert View.of(idle.rounds.fleet(LLAMA), ["a"], idle.now).past(seconds) is not None

@@ -8,6 +8,7 @@ from itertools import pairwise
 
 from outrider_operator.api.v1alpha1 import SpeculativeModelSpec
 from outrider_operator.fleet.samples import Fleet, Sample
+from outrider_operator.fleet.windows import PERIOD, periods
 
 LOAD_WINDOW = 30.0  # seconds over which load is averaged on the way up
 REPORT_WINDOW = 60.0  # seconds over which status and acceptance are averaged
@@ -17,10 +18,10 @@ _COARSE = 60.0  # seconds between thinned samples
 
 
 def window(spec: SpeculativeModelSpec) -> float:
-    """The longest window, in seconds, that any decision about this model looks at."""
+    """The longest window, in seconds and whole periods, that any decision about this model looks at."""
     saturation = spec.speculative_decoding.saturation.stabilization_window_seconds
     down = spec.autoscaling.scale_down_window_seconds if spec.autoscaling else 0
-    return float(max(LOAD_WINDOW, REPORT_WINDOW, saturation, down))
+    return PERIOD * periods(max(LOAD_WINDOW, REPORT_WINDOW, saturation, down))
 
 
 def remember(fleet: Fleet, samples: Mapping[str, Sample], now: float, keep: float) -> Fleet:
