@@ -91,10 +91,11 @@ def load_chat_template(folder: Path, tokenizer: Tokenizer) -> ChatTemplate | Non
         source = {template["name"]: template["template"] for template in source}.get("default")
     if not source:
         return None
-    elsewhere = {name: value for name, value in _json(folder / "special_tokens_map.json").items() if not config.get(name)}
+    mapped = _json(folder / "special_tokens_map.json")  # where old tokenizers name them
+    config |= {name: value for name, value in mapped.items() if not config.get(name)}
     names = {
         name: value["content"] if isinstance(value, dict) else value
-        for name, value in {**config, **elsewhere}.items()
+        for name, value in config.items()
         if name.endswith("_token") and isinstance(value, str | dict)
     }
     return ChatTemplate(source, names, tokenizer)
