@@ -482,6 +482,15 @@ def test_low_acceptance_says_what_it_waits_for():
     assert message.endswith("(3 times in a row); being tried again on pod llama-0")
 
 
+def test_a_suspension_that_nobody_can_look_at_again_does_not_blame_the_load():
+    situation = Situation({"speculativeDecoding": {"saturation": {"disableAtConcurrency": 4}}}, did=Did(running=9))
+    situation.remembering(state="Suspended", reason="Saturated", disable_at=4.0)
+    assert situation.says("SpeculationActive") == ("False", "Saturated")
+    situation.samples = {"llama-0": samples([SILENT] * 13, first=False)}
+    assert situation.says("SpeculationActive") == ("Unknown", "MetricsUnavailable")
+    assert situation.status()["speculativeDecoding"]["state"] == "Suspended"
+
+
 # -- times and restarts --------------------------------------------------------------------------------------------
 
 

@@ -90,8 +90,8 @@ SPECULATION_ACTIVE: Chain = (
     _disabled,
     without_pods,
     _draft_unavailable,
+    unmeasured,  # what suspended it is not looked at again until pods can be measured
     _suspended_by_policy,
-    unmeasured,
     _drafting,
     _not_drafting,
 )
