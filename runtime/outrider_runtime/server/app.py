@@ -76,7 +76,10 @@ async def _faults(request: web.Request, handler: Any) -> web.StreamResponse:
         return _error(BadRequest(message, code="invalid_body"))
     except web.HTTPException as error:
         message = f"{request.method} {request.path}: {error.reason}"
-        return _error(BadRequest(message, code="unknown_url", status=error.status))
+        response = _error(BadRequest(message, code="unknown_url", status=error.status))
+        if "Allow" in error.headers:  # of 405: which methods there are
+            response.headers["Allow"] = error.headers["Allow"]
+        return response
     except ConnectionError:
         raise
     except Exception:

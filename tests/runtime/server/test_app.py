@@ -348,6 +348,10 @@ class TestBadInput:
         assert got.status == status
         assert (await got.json())["error"]["type"] == "invalid_request_error"
 
+    async def test_a_method_that_is_not_allowed_is_told_which_are(self, served):
+        got = await served.api.get("/v1/chat/completions")
+        assert (got.status, got.headers["Allow"]) == (405, "POST")
+
     async def test_while_loading_a_client_is_told_to_come_back(self, serve):
         served = await serve(loaded=False)
         got = await served.api.post("/v1/completions", json=COMPLETION)
