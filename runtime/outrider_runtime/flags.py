@@ -115,7 +115,7 @@ def _add_engine_flags(parser: argparse.ArgumentParser) -> None:
     )
     add("--device", choices=["cuda", "cpu"], default="cpu")
     add("--dtype", choices=["auto", "bfloat16", "float16", "float32"], default="auto")
-    add("--max-model-len", type=_integer(1), metavar="N", help="prompt and answer together (the model's own)")
+    add("--max-model-len", type=_integer(2), metavar="N", help="prompt and answer together (the model's own)")
     add("--max-concurrency", type=_integer(1, 65536), default=256, metavar="N", help="requests that run at once (256)")
     add(
         "--max-batched-tokens",

@@ -171,6 +171,7 @@ def test_flags_of_other_engines_are_understood_with_a_warning_each(argv, method,
         ("--dtype int4", ["--dtype", "'int4'", "'bfloat16'"]),
         ("--max-speculative-tokens 17", ["--max-speculative-tokens", "1 to 16", "'17'"]),
         ("--max-concurrency 0", ["--max-concurrency", "'0'"]),
+        ("--max-model-len 1", ["--max-model-len", "at least 2", "'1'"]),  # a token to read and one to answer with
         ("--max-batched-tokens 8", ["--max-batched-tokens 8", "--max-concurrency 256"]),
         ("--gpu-memory-utilization 90", ["--gpu-memory-utilization", "0.01 to 1.0", "'90'"]),
         ("--gpu-memory-utilization nan", ["--gpu-memory-utilization", "'nan'"]),
