@@ -135,7 +135,7 @@ _ORDER = (
     Reason.INSUFFICIENT_GPU,
     Reason.UNSCHEDULABLE,
 )
-FAILURES = frozenset(_ORDER)
+FAILURES = frozenset((*_ORDER, Reason.APPLY_FAILED))  # the last where no pod can be created
 
 
 def _short(message: str) -> str:

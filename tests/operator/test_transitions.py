@@ -42,6 +42,8 @@ ROLLING = {"Ready": ("False", "RollingOut"), "Reconciling": ("True", "RollingOut
         (_status(Ready=("False", "CrashLooping")), _status(Ready=("False", "CrashLooping")), []),
         (_status(Ready=("False", "Unschedulable")), _status(Ready=("False", "CrashLooping")), ["PodFailed"]),
         (_status(Ready=("False", "CrashLooping")), _status(**READY), []),
+        (_status(**READY), _status(Ready=("False", "ApplyFailed"), Accepted=("True", "Accepted")), ["PodFailed"]),
+        (_status(**READY), _status(Ready=("False", "ApplyFailed"), Accepted=("False", "ApplyFailed")), ["Refused"]),
         (
             _status(),
             _status(Ready=("False", "OutOfMemory"), ModelReady=("False", "OutOfMemory")),
