@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import yaml
 
-SAMPLES = Path(__file__).parents[3] / "manifests" / "samples"
+ROOT = Path(__file__).parents[3]
+SAMPLES = ROOT / "manifests" / "samples"
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+_EXAMPLE = re.compile(r"^(?P<indent> *)apiVersion: outrider\.dev/.*\n(?:(?P=indent).*\n)*", re.MULTILINE)
 MODEL = {"uri": "hf://Qwen/Qwen2.5-7B-Instruct"}
 DRAFT = {"uri": "hf://meta-llama/Llama-3.2-1B-Instruct"}
 
@@ -69,6 +74,12 @@ VALID = (
         for path in sorted(SAMPLES.glob("*.yaml"))
         for body in yaml.safe_load_all(path.read_text())
         if body and body["kind"] == "SpeculativeModel"
+    ),
+    *(
+        Case(f"{page.name} {body['metadata']['name']}", body)
+        for page in PAGES
+        for example in _EXAMPLE.finditer(page.read_text())
+        for body in [yaml.safe_load(dedent(example[0]))]
     ),
     Case("smallest", model()),
     Case("name of one letter", model(name="a")),
