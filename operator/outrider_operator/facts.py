@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from outrider_operator import labels
 from outrider_operator.api.reasons import Reason
 from outrider_operator.api.v1alpha1 import SpeculativeModelSpec
-from outrider_operator.failures import Failure, failure
+from outrider_operator.failures import Failure, failure, turned_away
 from outrider_operator.fleet.report import Report, report
 from outrider_operator.fleet.windows import STALE, View
 from outrider_operator.observe import Observed, Pod
@@ -18,6 +19,8 @@ from outrider_operator.render.deployment import rollout_steps, template_hash
 
 if TYPE_CHECKING:
     from outrider_operator.plan import Plan
+
+_RECENT = timedelta(minutes=5)  # pods that ended earlier explain nothing any more
 
 
 def current_pods(observed: Observed) -> frozenset[str]:
@@ -109,7 +112,7 @@ class Facts:
     @cached_property
     def failure(self) -> Failure | None:
         """Of the pods of the current template, of the others only while there are none; else why there are too few."""
-        return failure(self.current or self.pods) or self._uncreated
+        return failure(self.current or self.pods) or self._uncreated or self._turned_away
 
     @property
     def _uncreated(self) -> Failure | None:
@@ -118,6 +121,12 @@ class Facts:
             if (condition.get("type"), condition.get("status")) == ("ReplicaFailure", "True"):
                 return Failure(Reason.APPLY_FAILED, f"pods cannot be created: {condition.get('message', '')}", "")
         return None
+
+    @property
+    def _turned_away(self) -> Failure | None:
+        template, since = template_hash(self.planned), self.observed.wall - _RECENT
+        pods = [pod for pod in self.observed.pods if pod.template == template]
+        return turned_away(pods, self.desired, f"{since:%Y-%m-%dT%H:%M:%SZ}")
 
     @cached_property
     def answering(self) -> frozenset[str]:

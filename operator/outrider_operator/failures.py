@@ -35,6 +35,8 @@ _CONFIG = {"CreateContainerConfigError", "CreateContainerError"}
 _BACK_OFF = re.compile(r'^Back-off pulling image "[^"]*": (ErrImagePull: )?')
 _SECRET = re.compile(r"secret", re.IGNORECASE)
 _GPU = re.compile(r"Insufficient (nvidia\.com/\S+|\S*gpu\S*)", re.IGNORECASE)
+_DEVICE = re.compile(r"nvidia\.com/|gpu", re.IGNORECASE)
+_HABIT = 2  # pods turned away
 _WORDS = re.compile(r"^(?P<reason>[A-Z][A-Za-z]+): (?P<message>.+)$", re.DOTALL)
 _LONGEST = 500  # characters of somebody else's message
 
@@ -53,6 +55,19 @@ def failure(pods: Iterable[Pod]) -> Failure | None:
     """
     found = [found for pod in pods if (found := pod_failure(pod)) is not None]
     return min(found, key=lambda each: (_ORDER.index(each.reason), each.pod), default=None)
+
+
+def turned_away(pods: Iterable[Pod], replicas: int, since: str) -> Failure | None:
+    """Why nodes turn away the pods that they were given, before anything of them runs: each is replaced at once, and
+    none lives to tell. `since` is a time from which one may have been an accident and several are a habit."""
+    every = sorted((pod for pod in pods if not pod.deleting), key=lambda pod: pod.name)
+    taken = [p for p in every if p.phase == "Running" or (p.phase == "Pending" and p.waiting_reason)]
+    refused = [p for p in every if p.phase == "Failed" and p.exit_code is None and p.termination_reason]
+    if len(taken) >= replicas or len([pod for pod in refused if pod.created >= since]) < _HABIT:
+        return None
+    words = f"{refused[0].termination_reason}: {refused[0].termination_message}"
+    reason = Reason.INSUFFICIENT_GPU if _DEVICE.search(words) else Reason.UNSCHEDULABLE
+    return Failure(reason, _short(f"nodes turn away pod after pod: {words}"), "")
 
 
 def pod_failure(pod: Pod) -> Failure | None:

@@ -106,6 +106,7 @@ def pod_of(body: Body) -> Pod:
         termination_reason=ended.get("reason") or status.get("reason", ""),  # of the pod: Evicted, OutOfcpu, …
         termination_message=ended.get("message") or (status.get("message", "") if not ended else ""),
         restarts=sum(container.get("restartCount", 0) for container in containers),
+        created=metadata.get("creationTimestamp", ""),
     )
 
 

@@ -55,6 +55,7 @@ class Pod:
     termination_reason: str = ""  # OOMKilled, Error, …
     termination_message: str = ""  # /dev/termination-log
     restarts: int = 0
+    created: str = ""  # as the API server writes times, which sort as strings
 
 
 @dataclass(frozen=True)

@@ -298,6 +298,39 @@ def test_pods_that_cannot_be_created_beyond_the_floor_take_no_readiness_away():
     assert situation.says("ModelReady") == ("True", "Loaded")
 
 
+GONE = "Pod was rejected: Allocate failed due to requested number of devices unavailable for nvidia.com/gpu"
+
+
+def _rejected(situation, *names, seconds=10, reason="UnexpectedAdmissionError", message=GONE):
+    created = f"{START - timedelta(seconds=seconds):%Y-%m-%dT%H:%M:%SZ}"
+    for name in names:
+        fields = {"termination_reason": reason, "termination_message": message, "created": created}
+        situation.pod(name, phase="Failed", **fields)
+    return situation
+
+
+def test_pods_that_nodes_turn_away_again_and_again_say_why():
+    situation = _rejected(Situation(ready=0), "llama-1", "llama-2").pod("llama-3", phase="Pending")
+    for kind in ("Ready", "ModelReady", "Available"):
+        assert situation.says(kind) == ("False", "InsufficientGPU")
+    said = f"nodes turn away pod after pod: UnexpectedAdmissionError: {GONE}"
+    assert situation.conditions()["Ready"]["message"] == said
+    situation.deployment(available=0, conditions=[_late()])
+    assert said in situation.conditions()["Stalled"]["message"]
+    other = {"reason": "NodeAffinity", "message": "Predicate NodeAffinity failed"}
+    assert _rejected(Situation(ready=0), "llama-1", "llama-2", **other).says("Ready") == ("False", "Unschedulable")
+
+
+def test_pods_turned_away_once_or_long_ago_or_before_one_was_taken_explain_nothing():
+    assert _rejected(Situation(ready=0), "llama-1").says("Ready") == ("False", "Loading")
+    assert _rejected(Situation(ready=0), "llama-1", "llama-2", seconds=3600).says("Ready") == ("False", "Loading")
+    taken = _rejected(Situation(ready=0), "llama-1", "llama-2").pod(phase="Pending", waiting_reason="PodInitializing")
+    assert taken.says("Ready") == ("False", "Loading")
+    running = _rejected(Situation(ready=0), "llama-1", "llama-2").pod(phase="Running")
+    assert running.says("Ready") == ("False", "Loading")
+    assert _rejected(Situation(), "llama-1", "llama-2").says("Ready") == ("True", "Ready")
+
+
 def test_a_failing_pod_beyond_the_floor_takes_no_readiness_away():
     parts = {"autoscaling": {"maxReplicas": 9, "targetConcurrency": 4}}
     situation = Situation(parts, ready=1).pod("llama-9", unschedulable="Insufficient nvidia.com/gpu")

@@ -114,6 +114,9 @@ def test_how_a_container_ended_is_kept_with_its_last_words() -> None:
 
 def test_a_pod_that_the_node_refused_says_why() -> None:
     observed = pod_of(pod(phase="Failed", reason="Evicted", message="the node was low on memory").body)
+    assert observed.exit_code is None
+    created = {"creationTimestamp": "2026-01-01T00:00:00Z"}
+    assert pod_of(belonging("Pod", "llama-1", None, metadata=created).body).created == "2026-01-01T00:00:00Z"
     assert (observed.termination_reason, observed.termination_message) == ("Evicted", "the node was low on memory")
 
 
