@@ -52,6 +52,10 @@ ROPE_TYPES = {
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
     "yarn": (),  # all of it has defaults
 }
+ROPE_NUMBERS = (  # of any of them, where it says them
+    *ROPE_TYPES["llama3"],
+    *("beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +100,8 @@ def model_config(config: Mapping[str, Any], generation: Mapping[str, Any] | None
     eos = (generation or {}).get("eos_token_id")
     eos = config.get("eos_token_id") if eos is None else eos
     eos_token_ids = tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,)
+    if strange := [each for each in eos_token_ids if type(each) is not int]:
+        raise unsupported(f"eos_token_id has {strange[0]!r}, which is no token id; give the model's own config files")
     if architecture in GENERIC_ARCHITECTURES:
         from outrider_runtime.models.generic import generic_config  # imports transformers, which takes seconds
 
@@ -121,7 +127,7 @@ def model_config(config: Mapping[str, Any], generation: Mapping[str, Any] | None
         num_kv_heads=kv_heads,
         head_dim=size_of(config, "head_dim", 128 if qk_norm else size_of(config, "hidden_size") // heads),
         max_position_embeddings=_context(config, rope_scaling),
-        rms_norm_eps=config.get("rms_norm_eps", 1e-6),
+        rms_norm_eps=number_of(config, "rms_norm_eps", 1e-6),
         rope_theta=rope_theta,
         rope_scaling=rope_scaling,
         attention_bias=attention_bias or qkv_bias,
@@ -182,13 +188,17 @@ def layer_shapes(config: ModelConfig, inputs: int | None = None) -> dict[str, tu
 
 def rope_of(config: Mapping[str, Any]) -> tuple[float, Mapping[str, Any] | None]:
     """(theta, scaling). transformers >= 5 writes rope_parameters; before, rope_theta and rope_scaling."""
-    rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
-    theta = float(rope.get("rope_theta") or config.get("rope_theta") or 10000.0)
-    rope_type = rope.get("rope_type") or rope.get("type") or "default"
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if not isinstance(rope, Mapping):
+        raise unsupported(f"rope_scaling is {rope!r} in config.json; it must be an object or null")
+    theta = float(number_of(rope if rope.get("rope_theta") else config, "rope_theta", 0) or 10000.0)
+    rope_type = str(rope.get("rope_type") or rope.get("type") or "default")
     if rope_type not in ROPE_TYPES:
         raise unsupported(f"rope_type {rope_type}; supported: {', '.join(ROPE_TYPES)}")
+    for name in ROPE_NUMBERS:
+        number_of(rope, name, 0)
     for name in ROPE_TYPES[rope_type]:
-        if not isinstance(rope.get(name), int | float):
+        if rope.get(name) is None:
             raise unsupported(f"rope_type {rope_type} without {name}; give the model's own config.json")
     partial = rope.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
     if partial != 1.0:
@@ -210,9 +220,9 @@ def _sliding_window(architecture: str, layers: int, config: Mapping[str, Any], c
     if architecture == "LlamaForCausalLM":
         return None
     mistral = architecture == "MistralForCausalLM"
-    window: int | None = config.get("sliding_window", 4096)
-    if not window or not (mistral or config.get("use_sliding_window", False)):
+    if not config.get("sliding_window", 4096) or not (mistral or config.get("use_sliding_window", False)):
         return None
+    window = size_of(config, "sliding_window", 4096)
     if window >= context:
         return None
     types = config.get("layer_types")
@@ -231,6 +241,15 @@ def size_of(config: Mapping[str, Any], name: str, default: int | None = None) ->
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         found = "is missing" if value is None else f"is {value!r}"
         raise unsupported(f"{name} {found} in config.json; it must be a positive integer")
+    return value
+
+
+def number_of(config: Mapping[str, Any], name: str, default: float) -> float:
+    value = config.get(name)
+    if value is None:
+        return default
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise unsupported(f"{name} is {value!r} in config.json; it must be a number")
     return value
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from outrider_runtime.errors import Refusal
-from outrider_runtime.models.config import ModelConfig, layer_shapes, rope_of, size_of, unsupported
+from outrider_runtime.models.config import ModelConfig, layer_shapes, number_of, rope_of, size_of, unsupported
 from outrider_runtime.models.weights import Shapes
 
 # Two forms of the same names
@@ -116,7 +116,7 @@ def eagle_config(
         num_kv_heads=size_of(layer, "num_key_value_heads", heads),
         head_dim=size_of(layer, "head_dim", hidden // heads),
         max_position_embeddings=size_of(layer, "max_position_embeddings", 2048),
-        rms_norm_eps=layer.get("rms_norm_eps", 1e-6),
+        rms_norm_eps=number_of(layer, "rms_norm_eps", 1e-6),
         rope_theta=theta,
         rope_scaling=scaling,
         attention_bias=f"{prefix}.self_attn.q_proj.bias" in tensors,
