@@ -3,7 +3,7 @@
 OutriderError
 ├── Refused          the user's fault: becomes a condition whose message says what to change; not retried by itself
 │   └── NameConflict a child's name is owned by somebody else
-├── NotFound         the object, its namespace or its kind is not there (404)
+├── NotFound         the object, its namespace or its kind is not there (404), or the namespace is ending
 ├── Conflict         the object moved under us (409); read again and retry
 ├── Unavailable      the API server or a pod did not answer, or said to come later; retried with backoff
 └── Rejected         the API server refused what we sent (422, 403, or a 500 on apply); surfaced, retried slowly

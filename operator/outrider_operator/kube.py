@@ -257,6 +257,8 @@ def failure(verb: str, what: str, status: int, data: bytes | str, retry_after: s
     match status:
         case 404:
             return NotFound(text)
+        case 403 if "because it is being terminated" in text:
+            return NotFound(text)  # its namespace is about to be gone: no fault of what was sent
         case 409 | 410:
             return Conflict(text)
         case 500 if verb in ("apply", "apply_status"):

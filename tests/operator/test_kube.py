@@ -40,6 +40,13 @@ def test_answers_become_the_operators_own_errors(verb: str, status: int, expecte
     assert "because" in str(error)
 
 
+def test_a_namespace_that_ends_is_as_good_as_gone() -> None:
+    message = 'services "llama" is forbidden: unable to create new content in namespace team because it is being '
+    for verb in ("apply", "create"):
+        data = json.dumps({"message": message + "terminated"}).encode()
+        assert type(failure(verb, f"{verb} Service", 403, data, None)) is NotFound
+
+
 def test_retry_after_is_carried_along() -> None:
     error = failure("get", "get Service", 429, b"{}", "7")
     assert isinstance(error, Unavailable)
