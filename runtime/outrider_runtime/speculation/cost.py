@@ -160,6 +160,8 @@ class CostTable:
             belief = _updated(belief, self._parts(shape), seconds, POINT_NOISE * seconds)
         self._anchor = self._belief = (belief[0], belief[1] + DRIFT**2 * np.eye(len(self._prior)))
         self._suspects.clear()
+        self._doubted.clear()
+        self._doubt, self._sudden = DOUBTED_SECONDS, None  # what was put aside is of another roofline
 
     def seconds(self, shape: StepShape, hope: float = 0.0) -> float:
         """Expected, less `hope` standard deviations. Raises RuntimeError before `fit`."""

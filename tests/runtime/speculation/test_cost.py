@@ -119,6 +119,21 @@ def test_a_sudden_change_is_examined_until_it_has_proved_lasting():
     assert table.seconds(STEP) < 1.5 * before
 
 
+def test_what_was_put_aside_before_a_fit_does_not_come_back_after_it():
+    table, fitted = make_table(), make_table()
+    table.fit([(decode(1, 0), 0.02)])
+    learn(table, STEP, 1.3 * table.seconds(STEP), times=40)
+    learn(table, STEP, 2.0 * table.seconds(STEP), times=20)
+    table.fit([(shape, true_seconds(shape)) for shape in table.calibration(256, 2048)])
+    plain = decode(1, 0)
+    learn(table, plain, table.seconds(plain), now=10.0 + 2 * DOUBTED_SECONDS)
+    assert table.seconds(STEP) == pytest.approx(fitted.seconds(STEP), rel=0.01)
+    now, changed = 20.0, 2.0 * table.seconds(STEP)
+    learn(table, STEP, changed, times=20, now=now)
+    learn(table, plain, table.seconds(plain), now=now + 1.5 * DOUBTED_SECONDS)  # doubted as a first one is
+    assert table.seconds(STEP) < 0.75 * changed
+
+
 @pytest.mark.parametrize("seconds", [0.0, -1.0, math.nan, math.inf])
 def test_impossible_times_are_ignored(seconds):
     table = make_table()
