@@ -185,7 +185,9 @@ def test_a_model_or_revision_that_is_not_there_is_refused(server, cache, source,
 
 
 @pytest.mark.parametrize("uri", ["hf://org/model/more", "hf://", "hf://a b/c"])
-def test_a_name_that_is_none_is_refused(server, cache, uri):
+@pytest.mark.parametrize("offline", [False, True])
+def test_a_name_that_is_none_is_refused(server, cache, monkeypatch, uri, offline):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", offline)
     assert refusal(cache, SourceConfig(uri))[0] == "InvalidArgument"
 
 

@@ -138,7 +138,7 @@ def _patiently(call: Callable[[], T], source: SourceConfig, report: Callable[[st
         try:
             return call()
         except HFValidationError as error:
-            raise Refusal("InvalidArgument", f"{source.uri}: not hf://ORG/NAME; correct it") from error
+            raise _misnamed(source) from error
         except HfHubHTTPError as error:
             status = error.response.status_code
             if status < 500 and status != 429:
@@ -171,9 +171,15 @@ def _refusal(source: SourceConfig, error: HfHubHTTPError, status: int) -> Refusa
     return Refusal("ModelNotFound", f"{source.uri}: the hub answered {status}; correct the name")
 
 
+def _misnamed(source: SourceConfig) -> Refusal:
+    return Refusal("InvalidArgument", f"{source.uri}: not hf://ORG/NAME; correct it")
+
+
 def _cached(source: SourceConfig, repo: str, cache: Path, why: str) -> Found:
     try:
         folder = snapshot_download(repo, revision=source.revision, cache_dir=cache, local_files_only=True)
+    except HFValidationError as error:
+        raise _misnamed(source) from error
     except LocalEntryNotFoundError as error:
         raise Refusal("ModelNotFound", f"{source.uri}: {why}, and it is not in the cache {cache}") from error
     return Found(Path(folder), Path(folder).name)
