@@ -82,8 +82,9 @@ def _suspended(memory: Memory, s: Situation, threshold: float) -> Memory:
 
 def _measured_anew(memory: Memory, s: Situation) -> Memory:
     speculation = s.spec.speculative_decoding
-    if speculation.saturation.disable_at_concurrency is not None:
-        return replace(memory, remeasured=0, remeasure_at=0.0, trial="")
+    given = speculation.saturation.disable_at_concurrency
+    if given is not None:
+        return replace(memory, disable_at=float(given), remeasured=0, remeasure_at=0.0, trial="")
     return breakeven.remeasure(memory, s.view.of_pods(s.current), s.at, trial(speculation).revision)
 
 

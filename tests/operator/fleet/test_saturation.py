@@ -154,6 +154,13 @@ def test_a_new_operator_starts_nothing_over(served, golden):
     assert decide(Memory(), Situation(served, NOTHING, 1.0)).spec_hash == golden
 
 
+def test_another_threshold_is_what_a_suspension_that_stays_is_told_by():
+    memory = _suspended(_spec(saturation={"disableAtConcurrency": 4}))
+    after = _decide(_view([14] * 6), _spec(), memory)
+    assert (after.state, after.disable_at) == (SUSPENDED, 16)
+    assert after.since == memory.since
+
+
 def test_without_a_threshold_load_suspends_nothing():
     plain = spec()
     assert _decide(_view([999] * 9), plain).state is ACTIVE
