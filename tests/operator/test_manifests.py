@@ -190,6 +190,34 @@ def test_images_and_settings_are_replaced_by_an_overlay(overlays: Path) -> None:
     assert container["envFrom"][0]["configMapRef"]["name"] == settings["metadata"]["name"]
 
 
+def test_an_overlay_names_another_namespace_for_monitoring(overlays: Path) -> None:
+    namespace = "/spec/ingress/0/from/0/namespaceSelector/matchLabels/kubernetes.io~1metadata.name"
+    objects = _with(
+        overlays,
+        "monitored-elsewhere",
+        components=["../components/network-policy"],
+        configMapGenerator=[
+            {"name": "outrider-operator-settings", "behavior": "merge", "namespace": "outrider-system",
+             "literals": ["OUTRIDER_MONITORING_NAMESPACE=prometheus"]}
+        ],
+        patches=[
+            {"target": {"kind": "NetworkPolicy"},
+             "patch": json.dumps([{"op": "replace", "path": namespace, "value": "prometheus"}])}
+        ],
+    )  # fmt: skip
+    assert _one(objects, "ConfigMap")["data"]["OUTRIDER_MONITORING_NAMESPACE"] == "prometheus"
+    (peer,) = _one(objects, "NetworkPolicy")["spec"]["ingress"][0]["from"]
+    assert peer["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": "prometheus"}
+
+
+def test_the_network_policy_lets_in_whom_the_setting_means_by_default(overlays: Path) -> None:
+    objects = _with(overlays, "monitored", components=["../components/network-policy"])
+    (peer,) = _one(objects, "NetworkPolicy")["spec"]["ingress"][0]["from"]
+    default = Settings.model_fields["monitoring_namespace"].default
+    assert _one(objects, "ConfigMap")["data"].get("OUTRIDER_MONITORING_NAMESPACE", default) == default
+    assert peer["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": default}
+
+
 def test_an_overlay_moves_all_of_it_to_another_namespace(overlays: Path) -> None:
     components = [f"../components/{name}" for name in COMPONENTS]
     objects = _with(overlays, "elsewhere", namespace="elsewhere", components=components)
