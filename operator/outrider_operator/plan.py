@@ -172,7 +172,7 @@ def _replicas(
             past=past,
             at=observed.wall,
             disable_at=_saturates_at(spec, memory, view),
-            hold_scale_out=_suspends_first(spec, before, memory, view),
+            hold_scale_out=_suspends_first(spec, before, memory, view, observed.wall.timestamp()),
         )
     )
     if decision.replicas == live:
@@ -188,11 +188,11 @@ def _saturates_at(spec: SpeculativeModelSpec, memory: Memory, view: View) -> flo
     return saturation.disable_at(memory, speculation.saturation, view)
 
 
-def _suspends_first(spec: SpeculativeModelSpec, before: Memory, memory: Memory, view: View) -> bool:
+def _suspends_first(spec: SpeculativeModelSpec, before: Memory, memory: Memory, view: View, at: float) -> bool:
     """At saturation speculation is suspended first: it is free, works at once, and may be enough."""
     if memory.state is SpeculationState.SUSPENDED:
         return before.state is SpeculationState.ACTIVE
-    return saturation.saturating(memory, spec.speculative_decoding, view, LOAD_WINDOW)
+    return saturation.saturating(memory, spec.speculative_decoding, view, LOAD_WINDOW, at)
 
 
 def _past(observed: Observed) -> list[Past]:

@@ -75,9 +75,16 @@ def _suspended(memory: Memory, s: Situation, threshold: float) -> Memory:
     saturation = s.spec.speculative_decoding.saturation
     if saturation.disable_at_concurrency is not None:
         return replace(memory, disable_at=threshold, trial="")
-    # a break-even that has just become known must not turn what has just been turned: pods have yet to measure theirs
-    settling = max(float(saturation.stabilization_window_seconds), TRIAL_SECONDS)
-    return memory if is_recent(memory.since, s.at, settling) else breakeven.suspend(memory, threshold, s.at)
+    settling = is_recent(memory.since, s.at, _settling(saturation))
+    return memory if settling else breakeven.suspend(memory, threshold, s.at)
+
+
+def _settling(saturation: Saturation) -> float:
+    """Seconds in which a break-even that has just become known must not turn what has just been turned: pods have yet
+    to measure theirs. A threshold that the spec gives waits for nobody."""
+    if saturation.disable_at_concurrency is not None:
+        return 0.0
+    return max(float(saturation.stabilization_window_seconds), TRIAL_SECONDS)
 
 
 def _measured_anew(memory: Memory, s: Situation) -> Memory:
@@ -134,7 +141,7 @@ def enable_at(threshold: float, saturation: Saturation) -> float:
     return 0.0 if threshold <= 1 else float(max(1, int(threshold * 3 // 4)))
 
 
-def saturating(memory: Memory, speculation: SpeculativeDecoding, view: View, patience: float) -> bool:
+def saturating(memory: Memory, speculation: SpeculativeDecoding, view: View, patience: float, at: float) -> bool:
     """Whether batches are too full now and, staying so, suspend speculation within `patience` seconds.
 
     Scaling out waits for that: suspending is free, takes effect at once, and may be enough.
@@ -143,6 +150,8 @@ def saturating(memory: Memory, speculation: SpeculativeDecoding, view: View, pat
         return False
     threshold = disable_at(memory, speculation.saturation, view)
     if threshold is None or not view.measurable:
+        return False
+    if is_recent(memory.since, at, _settling(speculation.saturation) - patience):
         return False
     needed = speculation.saturation.stabilization_window_seconds
     return _held(view.window(max(0.0, needed - patience)), lambda running: running >= threshold)

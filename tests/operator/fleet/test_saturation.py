@@ -210,7 +210,14 @@ def test_a_given_lower_threshold_is_taken():
 )
 def test_saturation_is_near_when_it_would_suspend_within_the_patience(pod, window, near):
     memory = _decide(NOTHING, _spec(window))
-    assert saturating(memory, _spec(window).speculative_decoding, _view(pod), 30.0) is near
+    assert saturating(memory, _spec(window).speculative_decoding, _view(pod), 30.0, 1000.0) is near
+
+
+@pytest.mark.parametrize(("at", "near"), [(110.0, False), (660.0, False), (680.0, True)])
+def test_a_suspension_that_has_to_settle_first_is_not_near(at, near):
+    measured = spec({"speculativeDecoding": {"saturation": {"stabilizationWindowSeconds": 600}}}).speculative_decoding
+    memory = Memory(state=ACTIVE, since=100.0)
+    assert saturating(memory, measured, _view([Did(running=20, fields=EVEN)] * 120), 30.0, at) is near
 
 
 def test_the_policy_says_what_is_remembered():
