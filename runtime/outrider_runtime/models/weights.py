@@ -34,6 +34,8 @@ DTYPES = {
 # of their own, not in config.json
 QUANTIZED = (".qweight", ".weight.absmax", ".SCB", ".weight_packed", ".weight_scale", ".weight_scale_inv")
 
+LFS_POINTER = b"version "  # what git clone leaves in a large file's place where Git LFS is not installed begins so
+
 Shapes = Mapping[str, tuple[int, ...]]
 
 
@@ -205,7 +207,10 @@ def _safetensors_header(file: Path) -> tuple[dict[str, Any], int]:
     """
     size = file.stat().st_size
     with file.open("rb") as stream:
-        length = int.from_bytes(stream.read(8), "little")
+        begin = stream.read(8)
+        length = int.from_bytes(begin, "little")
+        if begin == LFS_POINTER:
+            raise _pointer(file)
         if size < 8 or length > size - 8:
             raise torn(file, f"is truncated: {size} bytes, its header alone is {length + 8}")
         try:
@@ -217,6 +222,10 @@ def _safetensors_header(file: Path) -> tuple[dict[str, Any], int]:
     if end != size:
         raise torn(file, f"is truncated: {size} bytes of {end}" if size < end else f"is {size} bytes, not {end}")
     return header, 8 + length
+
+
+def _pointer(file: Path) -> Refusal:
+    return Refusal("ModelNotFound", f"{file} is a pointer of Git LFS, not the weights; run git lfs pull where it lies")
 
 
 def _places(file: Path, header: Mapping[str, Any], start: int) -> dict[str, Place]:
@@ -232,6 +241,9 @@ def _places(file: Path, header: Mapping[str, Any], start: int) -> dict[str, Plac
 
 
 def _torch_load(file: Path) -> dict[str, Tensor]:
+    with file.open("rb") as stream:
+        if stream.read(8) == LFS_POINTER:
+            raise _pointer(file)
     try:
         try:
             found = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
@@ -240,7 +252,7 @@ def _torch_load(file: Path) -> dict[str, Tensor]:
                 raise
             found = torch.load(file, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
-        reason = str(error).splitlines()[0]
+        reason = (str(error) or type(error).__name__).splitlines()[0]
         raise torn(file, f"holds something other than tensors, or is truncated ({reason})") from error
     if not isinstance(found, dict) or not all(isinstance(tensor, Tensor) for tensor in found.values()):
         raise Refusal("UnsupportedModel", f"{file} is not a dictionary of tensors; give safetensors")

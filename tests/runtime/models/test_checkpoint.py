@@ -100,9 +100,20 @@ def test_a_file_of_something_else_is_refused(folder):
     )
 
 
-def test_a_truncated_bin_file_is_refused(folder):
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
+def test_a_pointer_of_git_lfs_is_refused_as_one(folder, name):
+    (folder / "model.safetensors").unlink()
+    (folder / name).write_text(f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 988097824\n")
+    assert refusal(folder) == (
+        "ModelNotFound",
+        f"{folder / name} is a pointer of Git LFS, not the weights; run git lfs pull where it lies",
+    )
+
+
+@pytest.mark.parametrize("size", [0, 3000])
+def test_a_truncated_bin_file_is_refused(folder, size):
     to_bin(folder)
-    os.truncate(folder / "pytorch_model.bin", 3000)
+    os.truncate(folder / "pytorch_model.bin", size)
     reason, message = refusal(folder)
     assert reason == "ModelNotFound"
     assert "pytorch_model.bin holds something other than tensors, or is truncated" in message
