@@ -88,6 +88,8 @@ class GGUFFile:
         return pairs.transpose(1, 2).reshape(tensor.shape)
 
     def _config(self) -> dict[str, Any]:
+        if "model.embed_tokens.weight" not in self.shapes:
+            raise _unsupported(self.path, "no weights, or not all: token_embd.weight is missing")
         eos = [self._value(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot")]
         hidden, heads = self._setting("embedding_length"), self._setting("attention.head_count")
         return {
@@ -152,7 +154,11 @@ def tokenizer_folder(file: GGUFFile, cache: Path) -> Path:
     from transformers import AutoTokenizer  # seconds to import, and needed for this alone
 
     writable(cache)
-    tokenizer = AutoTokenizer.from_pretrained(file.path.parent, gguf_file=file.path.name)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(file.path.parent, gguf_file=file.path.name)
+    except Exception as error:  # of many kinds, KeyErrors among them
+        told = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise _unsupported(file.path, f"its tokenizer cannot be read ({told})") from error
     if eos := file.config["eos_token_id"]:  # some versions of transformers take another token for it
         tokenizer.eos_token = tokenizer.convert_ids_to_tokens(eos[0])
     scratch = Path(tempfile.mkdtemp(dir=cache))

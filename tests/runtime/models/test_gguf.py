@@ -207,6 +207,24 @@ def test_another_architecture_is_refused(tmp_path):
         GGUFFile(tmp_path / "mamba.gguf")
 
 
+def test_a_file_of_a_vocabulary_alone_is_refused(tmp_path):
+    """As llama.cpp's own tests have them."""
+    writer = gguf.GGUFWriter(tmp_path / "vocabulary.gguf", "llama")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(Refusal, match=r"vocabulary\.gguf: no weights, or not all: token_embd\.weight is missing"):
+        GGUFFile(tmp_path / "vocabulary.gguf")
+
+
+def test_a_tokenizer_that_transformers_cannot_read_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(gguf.GGUFWriter, "add_token_merges", lambda *arguments: None)
+    write(tmp_path / "tiny.gguf")
+    with pytest.raises(Refusal, match=r"tiny\.gguf: its tokenizer cannot be read \(KeyError"):
+        open_checkpoint("m", tmp_path, tmp_path / "cache")
+
+
 @pytest.mark.parametrize("keep", [0, 3, 100, 5000, -1])
 def test_a_torn_file_is_refused_by_name(tmp_path, keep):
     write(tmp_path / "tiny.gguf")
