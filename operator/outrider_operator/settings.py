@@ -65,7 +65,9 @@ class Settings(BaseSettings):
     relist_seconds: float = Field(
         600, gt=0, description="How often everything is listed anew, give or take a tenth, to repair drift."
     )
-    measure_seconds: float = Field(5, gt=0, description="How often each ready pod is measured.")
+    measure_seconds: float = Field(
+        5, gt=0, le=10, description="How often each ready pod is measured; decisions need it at least every 10 s."
+    )
     measure_concurrency: int = Field(64, ge=1, description="Pods measured at once.")
     retry_seconds: float = Field(0.2, gt=0, description="First delay after a failure; it doubles with each.")
     retry_limit_seconds: float = Field(120, gt=0, description="Longest delay after failures.")

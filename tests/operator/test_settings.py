@@ -34,7 +34,12 @@ def test_help_names_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "word"), [(["--concurrency", "0"], "concurrency"), (["--log-format", "xml"], "log_format")]
+    ("arguments", "word"),
+    [
+        (["--concurrency", "0"], "concurrency"),
+        (["--log-format", "xml"], "log_format"),
+        (["--measure-seconds", "30"], "measure_seconds"),
+    ],
 )
 def test_a_wrong_setting_ends_the_program_with_its_name(
     arguments: list[str], word: str, capsys: pytest.CaptureFixture[str]

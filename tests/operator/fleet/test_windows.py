@@ -9,6 +9,7 @@ from tests.operator.build import Did, answer, samples
 
 from outrider_operator.fleet.samples import Counters, Fleet, Sample
 from outrider_operator.fleet.windows import Track, View, intervals, rounds
+from outrider_operator.settings import Settings
 
 
 def _counters(running, uptime):
@@ -83,6 +84,13 @@ def test_a_long_interval_measures_no_period_but_the_past():
     thinned = [Track.of([_sample(0, 0, 1), _sample(60, 120, 61)])]
     assert [each.unmeasured for each in rounds(thinned, 60.0, 2)] == [1, 1]
     assert [each.total(lambda pod: pod.running, 0) for each in rounds(thinned, 60.0, 2, 90.0)] == [2, 2]
+
+
+def test_the_rarest_measuring_that_the_settings_allow_still_measures_every_period():
+    rarest = next(limit.le for limit in Settings.model_fields["measure_seconds"].metadata if hasattr(limit, "le"))
+    history = [_sample(n * (rarest + 0.5), 2 * n * rarest, 1 + n * rarest) for n in range(8)]
+    grid = View.of(Fleet({"a": tuple(history)}), ["a"], history[-1].at).window(60)
+    assert [each.unmeasured for each in grid] == [0] * 12
 
 
 def test_a_view_knows_who_can_be_measured_now():
