@@ -323,8 +323,8 @@ class CostTable:
 
     def _put_aside(self, key: tuple[int, int], now: float) -> None:
         """What is known, until the change has lasted."""
-        self._doubted.add(key)
-        if self._sudden is None:
+        if self._sudden is None:  # else it is the guess of the change that was wrong, of a graph that has not changed
+            self._doubted.add(key)
             self._sudden = now + self._doubt, self._belief
             self._doubt = min(2.0 * self._doubt, FORGETTING_SECONDS)
 

@@ -119,6 +119,19 @@ def test_a_sudden_change_is_examined_until_it_has_proved_lasting():
     assert table.seconds(STEP) < 1.5 * before
 
 
+def test_a_lasting_change_is_examined_less_often_though_the_graphs_that_had_no_part_in_it_are_as_they_were():
+    table = make_table()
+    shape, plain = STEP, decode(192, 0)  # through the target's same graph
+    before, unchanged, now, examined = table.seconds(shape), table.seconds(plain), 10.0, []
+    while now < 20.0:
+        if table.seconds(shape) < 1.2 * before:
+            examined.append(now)
+            learn(table, shape, 2.0 * before, times=CONFIRMED, now=now)
+        learn(table, plain, unchanged, now=now)
+        now += 0.02
+    assert len(examined) <= 1 + math.log2(10.0 / DOUBTED_SECONDS)
+
+
 def test_what_was_put_aside_before_a_fit_does_not_come_back_after_it():
     table, fitted = make_table(), make_table()
     table.fit([(decode(1, 0), 0.02)])
