@@ -7,6 +7,8 @@ from collections.abc import Callable
 from outrider_runtime.config import EngineConfig
 from outrider_runtime.errors import EXIT_CODES, Refusal
 from outrider_runtime.models.preflight import preflight
+from outrider_runtime.server.chat import load_chat_template
+from outrider_runtime.server.tokenizer import Tokenizer
 
 
 def run_check(config: EngineConfig, say: Callable[[str], None]) -> int:
@@ -15,7 +17,9 @@ def run_check(config: EngineConfig, say: Callable[[str], None]) -> int:
     A draft that serving would go on without is a failure here: the question was whether the two fit.
     """
     try:
-        draft = preflight(config, say, passed=lambda line: say(f"ok       {line}")).draft_state
+        ready = preflight(config, say, passed=lambda line: say(f"ok       {line}"))
+        folder, draft = ready.target.checkpoint.tokenizer, ready.draft_state
+        load_chat_template(folder, Tokenizer(folder))
         if not draft.ok:
             raise Refusal(draft.reason, draft.message)
     except Refusal as refusal:

@@ -214,6 +214,24 @@ def test_check_exits_with_the_code_of_the_refusal(tiny_model_dir, foreign_draft_
     assert "TokenizerMismatch: target " in lines[-1]
 
 
+@pytest.mark.parametrize(
+    ("file", "text", "told"),
+    [
+        ("chat_template.jinja", "{% if %}", "the chat template does not parse"),
+        ("tokenizer_config.json", "{", "tokenizer_config.json cannot be read"),
+    ],
+)
+def test_check_refuses_what_the_server_would_refuse_once_it_has_read_the_weights(
+    tiny_model_dir, tmp_path, file, text, told
+):
+    folder = shutil.copytree(tiny_model_dir, tmp_path / "m")
+    (folder / file).write_text(text)
+    lines = []
+    assert run_check(config(folder), lines.append) == EXIT_CODES["UnsupportedModel"]
+    assert lines[-1].startswith("refused  UnsupportedModel: ")
+    assert told in lines[-1]
+
+
 @pytest.mark.model
 def test_the_demo_pair_fits_together(demo_models):
     pair = [demo_models / f"smollm2-135m-instruct{suffix}" for suffix in ("", "-int4")]
