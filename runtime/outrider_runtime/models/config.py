@@ -91,9 +91,7 @@ def model_config(config: Mapping[str, Any], generation: Mapping[str, Any] | None
     if architecture not in (*ARCHITECTURES, *GENERIC_ARCHITECTURES):
         supported = ", ".join((*ARCHITECTURES, *GENERIC_ARCHITECTURES))
         raise unsupported(f"architecture {architecture}; supported: {supported}")
-    if quantization := next(filter(None, map(config.get, QUANTIZATIONS)), None):
-        told = quantization if isinstance(quantization, Mapping) else {"quant_method": quantization}
-        method = told.get("quant_method", "an unnamed method")
+    if method := quantized_by(config):
         raise unsupported(
             f"the checkpoint is quantized by {method}; give one in bfloat16, float16 or float32, or a GGUF file"
         )
@@ -140,6 +138,13 @@ def model_config(config: Mapping[str, Any], generation: Mapping[str, Any] | None
         eos_token_ids=eos_token_ids,
         bos_token_id=config.get("bos_token_id"),
     )
+
+
+def quantized_by(config: Mapping[str, Any]) -> str | None:
+    """The method, as config.json names it; None for plain weights."""
+    if not (told := next(filter(None, map(config.get, QUANTIZATIONS)), None)):
+        return None
+    return str(told.get("quant_method", "an unnamed method") if isinstance(told, Mapping) else told)
 
 
 def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:

@@ -11,7 +11,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from outrider_runtime.errors import Refusal
-from outrider_runtime.models.config import ModelConfig, layer_shapes, number_of, rope_of, size_of, unsupported
+from outrider_runtime.models.config import (
+    ModelConfig,
+    layer_shapes,
+    number_of,
+    quantized_by,
+    rope_of,
+    size_of,
+    unsupported,
+)
 from outrider_runtime.models.weights import Shapes
 
 # Two forms of the same names
@@ -145,8 +153,7 @@ def eagle_config(
 
 def _parts(name: str, config: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     """What is said of the head, and of its decoder layers."""
-    if quantization := config.get("quantization_config"):
-        method = quantization.get("quant_method", "an unnamed method")
+    if method := quantized_by(config):
         raise unsupported(f"{name}: quantized by {method}; give a head in bfloat16, float16 or float32")
     flags: Mapping[str, Any]
     if (kind := config.get("speculators_model_type")) is not None:

@@ -181,6 +181,8 @@ def without(made, *names):
         (3, eagle_tensors(3, mask_hidden=(1, 96)), {}, "mask_hidden makes it a P-EAGLE head"),
         (3, eagle_tensors(3), {"speculators_model_type": "dflash"}, "speculators_model_type dflash; supported: eagle3"),
         (3, eagle_tensors(3), {"quantization_config": {"quant_method": "fp8"}}, "quantized by fp8"),
+        (3, eagle_tensors(3), {"quantization": "fp8"}, "quantized by fp8"),
+        (3, eagle_tensors(3), {"quantization_config": "fp8"}, "quantized by fp8"),
         (3, eagle_tensors(3), {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_type dynamic; supported"),
     ],
 )
