@@ -31,6 +31,7 @@ OCTAVES = 2.0  # over which neighbouring graphs deviate alike
 POINT_NOISE = 0.01  # of a measured point, relative
 DRIFT = 0.03  # of a machine's clock: no measured point stays more certain
 OUTLIER = 4.0  # standard deviations
+LEAST = 0.1  # of what is expected, whatever was learned of noise: no step takes no time
 CONFIRMED = 3  # outliers of a graph in a row, in one direction, are no stall of a single step
 DOUBTED_SECONDS = (
     0.25  # after which a sudden change is examined; every time that it is still there, after twice as long
@@ -166,7 +167,8 @@ class CostTable:
     def seconds(self, shape: StepShape, hope: float = 0.0) -> float:
         """Expected, less `hope` standard deviations. Raises RuntimeError before `fit`."""
         parts = self._parts(shape)
-        return self._expected(parts) - (hope * _deviation(self._belief, parts) if hope else 0.0)
+        expected = self._expected(parts)
+        return max(expected - hope * _deviation(self._belief, parts), LEAST * expected) if hope else expected
 
     def observe(self, shape: StepShape, seconds: float, now: float) -> None:
         """Learn from a step that ran; `now` is monotonic. A stall is left out, unless it lasts for a few steps. Then it
@@ -210,7 +212,7 @@ class CostTable:
             rows = np.maximum(1, self.token_buckets - prompt_tokens)
             products = products + roofline.products(target.head_parameters, rows, target)
             products = products - roofline.products(target.head_parameters, self.token_buckets, target)
-        graphs, attention = len(self._tokens), 1.0 + mean[self._attention]
+        graphs, attention = len(self._tokens), max(1.0 + mean[self._attention], LEAST)
         kv: Floats | float = 0.0
         if self._draft is not None:
             per_request = draft_context * self._draft.kv_bytes_per_token * roofline.per_byte * attention
@@ -221,8 +223,8 @@ class CostTable:
         both = products[:, None] * loops.ravel() * covariance[ours, theirs]
         both = own[:, None] + 2.0 * both + loops.ravel() ** 2 * variances[theirs]
         return Grid(
-            target=roofline.per_step + products * (1.0 + mean[ours]),
-            draft=loops * (1.0 + mean[theirs].reshape(loops.shape)) + kv,
+            target=roofline.per_step + products * np.maximum(1.0 + mean[ours], LEAST),
+            draft=loops * np.maximum(1.0 + mean[theirs].reshape(loops.shape), LEAST) + kv,
             attention=float(kv_tokens * target.kv_bytes_per_token * roofline.per_byte * attention),
             target_deviation=np.sqrt(own),
             deviation=np.sqrt(np.maximum(both, 0.0)).reshape(graphs, *loops.shape),
@@ -230,7 +232,7 @@ class CostTable:
 
     def read_seconds(self, tokens: Floats | float) -> Floats:
         """Of a draft model that reads so many tokens in one forward. Raises RuntimeError before `fit`."""
-        return np.asarray(self._read_part(tokens) * (1.0 + self._belief[0][self._reads]))
+        return np.asarray(self._read_part(tokens) * max(1.0 + self._belief[0][self._reads], LEAST))
 
     @property
     def _fit(self) -> _Roofline:
@@ -239,7 +241,8 @@ class CostTable:
         return self._roofline
 
     def _expected(self, parts: _Parts) -> float:
-        return parts[0] + sum(seconds * (1.0 + float(self._belief[0][index])) for index, seconds in parts[1])
+        mean = self._belief[0]
+        return parts[0] + sum(seconds * max(1.0 + float(mean[index]), LEAST) for index, seconds in parts[1])
 
     def _parts(self, shape: StepShape) -> _Parts:
         roofline, target = self._fit, self._target

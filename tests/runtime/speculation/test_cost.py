@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 from tests.runtime.speculation.simulated import (
     LENGTHS,
@@ -145,6 +146,17 @@ def test_what_was_put_aside_before_a_fit_does_not_come_back_after_it():
     learn(table, STEP, changed, times=20, now=now)
     learn(table, plain, table.seconds(plain), now=now + 1.5 * DOUBTED_SECONDS)  # doubted as a first one is
     assert table.seconds(STEP) < 0.75 * changed
+
+
+def test_no_noise_makes_a_step_take_no_time():
+    table = make_table()
+    lots = np.random.default_rng(0)
+    for index in range(300):
+        shape, factor = SHAPES[lots.integers(len(SHAPES))], float(np.exp(2.0 * lots.standard_normal()))
+        learn(table, shape, true_seconds(shape) * factor, times=CONFIRMED, now=10.0 + 0.1 * index)
+        assert all(table.seconds(each, hope) > 0.0 for each in SHAPES for hope in (0.0, 1.0))
+    grid = table.grid(0, 4096, 256.0)
+    assert grid.target.min() > 0.0 < grid.draft.min()
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, math.nan, math.inf])
