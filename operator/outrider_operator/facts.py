@@ -117,10 +117,10 @@ class Facts:
     @property
     def _uncreated(self) -> Failure | None:
         """A quota or a policy that refuses pods: the Deployment alone tells, for there is no pod to tell of it."""
-        for condition in self.deployment.get("status", {}).get("conditions") or ():
-            if (condition.get("type"), condition.get("status")) == ("ReplicaFailure", "True"):
-                return Failure(Reason.APPLY_FAILED, f"pods cannot be created: {condition.get('message', '')}", "")
-        return None
+        refused = self._condition("ReplicaFailure")
+        if refused.get("status") != "True":
+            return None
+        return Failure(Reason.APPLY_FAILED, f"pods cannot be created: {refused.get('message', '')}", "")
 
     @property
     def _turned_away(self) -> Failure | None:
@@ -150,10 +150,13 @@ class Facts:
     def deadline_exceeded(self) -> bool:
         if self.unobserved or self.unapplied:
             return False  # what the Deployment says is of an earlier spec: this one has its time yet
-        for condition in self.deployment.get("status", {}).get("conditions") or ():
-            if condition.get("type") == "Progressing" and condition.get("reason") == "ProgressDeadlineExceeded":
-                return bool(condition.get("status") == "False")
-        return False
+        progress = self._condition("Progressing")
+        return bool(progress.get("reason") == "ProgressDeadlineExceeded" and progress.get("status") == "False")
+
+    def _condition(self, kind: str) -> Mapping[str, Any]:
+        """The Deployment's of that type; empty when there is none."""
+        conditions = self.deployment.get("status", {}).get("conditions") or ()
+        return next((condition for condition in conditions if condition.get("type") == kind), {})
 
     @cached_property
     def foreign_owner(self) -> str:
