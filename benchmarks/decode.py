@@ -202,9 +202,9 @@ def make_engine(options: argparse.Namespace, target: LlamaForCausalLM, draft: We
         ),
     )
     engine = Engine(config, target, draft, max_model_len=longest)
-    if options.method != "none" and options.accepted_length is not None:
+    if options.accepted_length is not None:
         engine.force_accepted_length(options.accepted_length)
-    elif options.method != "none" and options.acceptance is not None:
+    elif options.acceptance is not None:
         engine.force_acceptance(options.acceptance)
     return engine
 
@@ -338,8 +338,8 @@ def measure(
             output=options.output,
             max_batched_tokens=options.max_batched_tokens,
             temperature=options.temperature,
-            accepted_length=None if options.method == "none" else options.accepted_length,
-            acceptance=None if options.method == "none" else options.acceptance,
+            accepted_length=options.accepted_length,
+            acceptance=options.acceptance,
             adaptive=options.adaptive,
             tokens_per_second=round(statistics.median(rates), 1),
             step_ms=round(step, 3),
@@ -445,8 +445,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             draft = synthetic_head(method, target)
         elif method == "draft-model":
             draft = synthetic(options.draft_shape, dtype, options.device)
+        forced = {"accepted_length": None, "acceptance": None} if method == "none" else {}  # which drafts nothing
         for length in options.input:
-            bench(argparse.Namespace(**vars(options) | {"method": method, "input": length}), target, draft, since)
+            of = {"method": method, "input": length, **forced}
+            bench(argparse.Namespace(**vars(options) | of), target, draft, since)
             since = time.perf_counter() - imports
             gc.collect()
             if options.device == "cuda":

@@ -15,7 +15,7 @@ from typing import NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider_runtime.speculation.cost import LEAST, Grid
+from outrider_runtime.speculation.cost import Grid, lowered
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -112,7 +112,7 @@ class Allocation:
         own = self._count + prompt_tokens
         buckets, target = captured.tokens.tolist(), (grid.target + grid.attention).tolist()
         first = min(bisect_left(buckets, own), len(buckets) - 1)
-        plain = max(target[first] - HOPE * float(grid.target_deviation[first]), LEAST * target[first])
+        plain = lowered(target[first], HOPE * float(grid.target_deviation[first]))
         worth = self._count + brought
         offers = [Offer(0, worth / plain, plain)]
         ready = captured.tokens_ready.tolist()
@@ -129,7 +129,7 @@ class Allocation:
             for use in _uses([cell for cell in self._cells if cell.position <= length], edges):
                 bucket = min(bisect_left(requests, use.requests), len(requests) - 1)
                 seconds = target[use.bucket] + loops[row][bucket]
-                seconds = max(seconds - HOPE * float(grid.deviation[use.bucket, row, bucket]), LEAST * seconds)
+                seconds = lowered(seconds, HOPE * float(grid.deviation[use.bucket, row, bucket]))
                 rate = (worth + use.expected - use.drafts * displaced) / seconds
                 if ready[row][bucket] and (best.length == 0 or rate > best.rate):
                     best = Offer(length, rate, seconds, use.drafts, use.requests)

@@ -33,9 +33,7 @@ DRIFT = 0.03  # of a machine's clock: no measured point stays more certain
 OUTLIER = 4.0  # standard deviations
 LEAST = 0.1  # of what is expected, whatever was learned of noise: no step takes no time
 CONFIRMED = 3  # outliers of a graph in a row, in one direction, are no stall of a single step
-DOUBTED_SECONDS = (
-    0.25  # after which a sudden change is examined; every time that it is still there, after twice as long
-)
+DOUBTED_SECONDS = 0.25  # after which a sudden change is examined; each time that it is still there, twice as long
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +166,7 @@ class CostTable:
         """Expected, less `hope` standard deviations. Raises RuntimeError before `fit`."""
         parts = self._parts(shape)
         expected = self._expected(parts)
-        return max(expected - hope * _deviation(self._belief, parts), LEAST * expected) if hope else expected
+        return lowered(expected, hope * _deviation(self._belief, parts)) if hope else expected
 
     def observe(self, shape: StepShape, seconds: float, now: float) -> None:
         """Learn from a step that ran; `now` is monotonic. A stall is left out, unless it lasts for a few steps. Then it
@@ -338,6 +336,10 @@ class CostTable:
         (mean, covariance), (anchor, widest) = self._belief, self._anchor
         self._belief = (anchor + kept * (mean - anchor), widest + kept**2 * (covariance - widest))
         self._last = now
+
+
+def lowered(seconds: float, by: float) -> float:
+    return max(seconds - by, LEAST * seconds)
 
 
 def _bucket(buckets: Sequence[int], size: int) -> tuple[int, int]:
