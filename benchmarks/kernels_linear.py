@@ -1,16 +1,17 @@
 """What a model's linear layers and all that surrounds them cost on a CUDA device, inside CUDA graphs, weights cold.
 
-    python benchmarks/kernels_linear.py [stack] [products] [around] [--model 8b|1b] [--rows 1 5 16]
+    python benchmarks/kernels_linear.py [stack] [products] [around] [many] [--model 8b|1b] [--rows 1 5 16]
 
 `stack` is a whole model without its attention, by ways of doing it; `products` every matrix by itself with what
 surrounds it, the library's product and the kernels around that beside ours, by the rule's tiling and by others, the
-fastest first; `around` what few large batches need besides products.
+fastest first; `around` what few large batches need besides products; `many` a layer's products of many rows, gate and
+up with what follows by the library or by our kernel, in turns, since both make the device so hot that it slows down.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from operator import itemgetter
 from statistics import median
@@ -20,6 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from outrider_runtime.kernels.activation import silu_gate
+from outrider_runtime.kernels.gated import gated_product, pays
 from outrider_runtime.kernels.norm import rms_norm
 from outrider_runtime.kernels.rope import turn_and_store
 from outrider_runtime.kernels.skinny import WAVE, Tiling, product, tiling
@@ -31,6 +33,7 @@ from outrider_runtime.models import llama
 from outrider_runtime.models.config import ModelConfig
 
 ROWS = (1, 2, 5, 8, 16, 32, 64)
+MANY_ROWS = (128, 192, 256, 384, 512, 640, 1280, 2048, 8192)
 COLD = 256 << 20  # bytes of weights between two uses of the same: L2 holds 50 MB
 SHARED_MEMORY = 227 << 10  # bytes of an H100's or H200's multiprocessor
 # Tilings to try, less their splits: [up to 16 rows, many outputs] -> width, depth, stages, warps
@@ -57,11 +60,11 @@ MODELS = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", choices=["stack", "products", "around", []], default=[])
+    parser.add_argument("parts", nargs="*", choices=["stack", "products", "around", "many", []], default=[])
     parser.add_argument("--model", choices=MODELS, action="append")
     parser.add_argument("--rows", type=int, nargs="+", default=ROWS)
     given = parser.parse_args()
-    parts = {"stack": stack, "products": products, "around": around}
+    parts = {"stack": stack, "products": products, "around": around, "many": many}
     print(torch.__version__, torch.cuda.get_device_name())
     for name in given.model or MODELS:
         for part in given.parts or parts:
@@ -143,6 +146,33 @@ def around(name: str, config: ModelConfig, _: Iterable[int]) -> None:
         print(str(count).rjust(5), " | ".join(f"{timed(work) / len(down):8.2f}" for work in works))
 
 
+@torch.inference_mode()
+def many(name: str, config: ModelConfig, _: Iterable[int]) -> None:
+    hidden, ffn, layers = config.hidden_size, config.intermediate_size, 4
+    heads = config.num_heads + 2 * config.num_kv_heads
+    shapes = [(heads * config.head_dim, hidden), (hidden, hidden), (2 * ffn, hidden), (hidden, ffn)]
+    weights = [
+        [torch.randn(shape, dtype=torch.bfloat16, device="cuda") * 0.02 for shape in shapes] for _ in range(layers)
+    ]
+    print(f"\n{name}, us a layer by rows: library and activation | ours | ratio, * where the rule takes ours")
+    for count in MANY_ROWS:
+        x = torch.randn(count, hidden, dtype=torch.bfloat16, device="cuda")
+        residual = torch.zeros_like(x)
+
+        def layer(gated: Callable[[Tensor, Tensor], Tensor], x: Tensor = x, residual: Tensor = residual) -> None:
+            for qkv, o, gate_up, down in weights:
+                F.linear(x, qkv)
+                residual.addmm_(x, o.T, beta=0.5)
+                residual.addmm_(gated(x, gate_up), down.T, beta=0.5)
+
+        graphs = [
+            graph_of(lambda way=way: layer(way)) for way in (lambda x, w: silu_gate(F.linear(x, w)), gated_product)
+        ]
+        library, ours = (median(times) / layers for times in in_turns(graphs, 40))
+        star = "*" if pays(x, weights[0][2]) else ""
+        print(str(count).rjust(5), f"{library:8.1f} | {ours:8.1f} | {ours / library:.3f}{star}", flush=True)
+
+
 class Work:
     """One matrix's product with `rows` rows and all that a model does around it, either way."""
 
@@ -198,21 +228,31 @@ class Work:
 
 def timed(work: Callable[[], object], replays: int = 21) -> float:
     """Microseconds of one run of it inside a CUDA graph, the median."""
+    return median(in_turns([graph_of(work)], replays)[0])
+
+
+def graph_of(work: Callable[[], object]) -> tuple[torch.cuda.CUDAGraph, object]:
+    """With its results, which have to stay alive so that the graph's memory is not used twice."""
     work()  # compiles, and makes what a capture must not
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        kept = work()  # results stay alive, so that the graph's memory is not used twice
-    times = []
+        kept = work()
+    return graph, kept
+
+
+def in_turns(graphs: Sequence[tuple[torch.cuda.CUDAGraph, object]], replays: int) -> list[list[float]]:
+    """Microseconds of each one's runs."""
+    times: list[list[float]] = [[] for _ in graphs]
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     for _ in range(replays):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) * 1e3)
-    del kept
-    return median(times)
+        for (graph, _kept), measured in zip(graphs, times, strict=True):
+            start.record()
+            graph.replay()
+            end.record()
+            end.synchronize()
+            measured.append(start.elapsed_time(end) * 1e3)
+    return times
 
 
 @contextmanager

@@ -16,6 +16,8 @@ from outrider_runtime.models.config import ModelConfig
 if torch.cuda.is_available():
     from outrider_runtime.kernels import skinny
     from outrider_runtime.kernels.activation import silu_gate
+    from outrider_runtime.kernels.gated import gated_product
+    from outrider_runtime.kernels.limits import hopper
     from outrider_runtime.kernels.norm import rms_norm
     from outrider_runtime.kernels.rope import rotation, turn_and_store
     from outrider_runtime.kernels.skinny import product
@@ -120,6 +122,43 @@ def test_norms(rows, size, dtype):
 def test_gates(rows, size, dtype):
     merged = random(rows, 2 * size, dtype=dtype, scale=4)
     assert_close(silu_gate(merged), gated(merged.double()))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    ("rows", "outputs", "inputs"), [(1280, 14336, 4096), (256, 8192, 2048), (300, 4864, 896), (5, 136, 72)]
+)
+def test_gated_products_of_many_rows(rows, outputs, inputs, dtype):
+    if not hopper(torch.device("cuda")):
+        pytest.skip("for Hopper")
+    x, weight = random(rows, inputs, dtype=dtype), random(2 * outputs, inputs, dtype=dtype, scale=inputs**-0.5)
+    expected = gated(F.linear(x.double(), weight.double()))
+    first = gated_product(x, weight)
+    assert_close(first, expected)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = gated_product(x, weight)
+    x.mul_(-1)
+    graph.replay()
+    assert_close(result, gated(F.linear(x.double(), weight.double())))
+    x.mul_(-1)
+    graph.replay()
+    assert torch.equal(result, first)
+
+
+def test_a_layer_of_many_rows_takes_the_gated_product(monkeypatch):
+    if not hopper(torch.device("cuda")):
+        pytest.skip("for Hopper")
+    layer = MergedLinear(4096, {"gate_proj": 14336, "up_proj": 14336}, False, torch.bfloat16, "cuda")
+    layer.weight.normal_(std=4096**-0.5)
+    norm = RMSNorm(4096, 1e-5, torch.bfloat16, "cuda")
+    norm.weight.fill_(1)
+    x = random(1280, 4096, dtype=torch.bfloat16)
+    ours = layer.gated(x, norm)
+    monkeypatch.setattr("outrider_runtime.kernels.gated.pays", lambda *_: False)
+    theirs = layer.gated(x, norm)
+    assert not torch.equal(ours, theirs)  # which rounds before the activation, too
+    assert torch.dist(ours.float(), theirs.float()) < 0.01 * theirs.float().norm()
 
 
 def test_a_gate_of_extremes_is_finite():

@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from outrider_runtime.kernels.compiling import kept_zeros
-from outrider_runtime.kernels.limits import padded, shared_memory
+from outrider_runtime.kernels.limits import padded, processors, shared_memory
 from outrider_runtime.layers.attention import AttentionShape, PagedPlan, Tile, Tuning, WorkList
 
 MAX_COUNTERS = tl.constexpr(1 << 16)  # (tile, KV head) pairs of one launch
@@ -65,7 +65,7 @@ def tuning_for(dtype: torch.dtype, dim: int, tokens: int, *, mixed: bool = False
     split_tokens, max_splits = next(split for most, *split in SPLITTING if tokens <= most)
     if mixed and tokens >= WIDE:
         split_tokens, max_splits = MIXED_SPLITTING
-    elif single and 1 < tokens <= LONE and 64 < dim <= 128:
+    elif single and 1 < tokens <= LONE and dim <= 128:
         split_tokens, max_splits = FEW_SPLITTING
     return Tuning(narrow, small, large, small_queries=64, split_tokens=split_tokens, max_splits=max_splits)
 
@@ -233,7 +233,7 @@ def paged_attention(query: Tensor, keys: Tensor, values: Tensor, plan: PagedPlan
         weights = torch.empty(part_rows, work.splits, dtype=torch.float32, device=query.device)
         capacity = work.items.shape[1]
         tile = work.tile
-        grid = min(capacity * kv_heads, _processors(query.device) * tile.per_processor)
+        grid = min(capacity * kv_heads, processors(query.device) * tile.per_processor)
         _attention[(grid,)](
             query,
             keys,
@@ -264,11 +264,6 @@ def paged_attention(query: Tensor, keys: Tensor, values: Tensor, plan: PagedPlan
             maxnreg=tile.registers,
         )
     return out
-
-
-@cache
-def _processors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
 
 
 @cache

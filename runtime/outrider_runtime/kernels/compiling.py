@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from triton import AsyncCompileMode, JITFunction
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from outrider_runtime.layers.alike import one_of_each
 
@@ -79,6 +80,12 @@ def kept_zeros(count: int, device: torch.device) -> Tensor:
     """[count] int32, which have memory even where a rehearsal is the first to ask for them."""
     with _disable_current_modes():
         return torch.zeros(count, dtype=torch.int32, device=device)
+
+
+def described(tensor: Tensor, block: list[int]) -> TensorDescriptor:
+    """For a kernel that reads or writes it in blocks of this shape."""
+    base = _Place(tensor) if isinstance(tensor, _Shadow) else tensor
+    return TensorDescriptor(base, list(tensor.shape), list(tensor.stride()), block)
 
 
 class Rehearsal(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own gap, here and below
@@ -194,4 +201,6 @@ def _specialized(argument: Any) -> object:
     """What tells arguments apart that may need kernels of their own."""
     if isinstance(argument, (Tensor, _Place)):
         return argument.dtype, argument.data_ptr() % 16
+    if isinstance(argument, TensorDescriptor):
+        return argument.base.dtype, tuple(argument.block_shape)
     return type(argument), argument  # since 1, 1.0 and True are equal

@@ -53,12 +53,15 @@ class MergedLinear(nn.Module):
         """SiLU of the first half of the outputs times the second half."""
         if _skinny(x):
             return _skinny_product(x, self.weight, self.bias, norm=norm, gated=True)
-        merged = linear(x, self.weight, self.bias, norm)
-        if merged.is_cuda:
+        x = norm(x)
+        if x.is_cuda:
             from outrider_runtime.kernels.activation import silu_gate
+            from outrider_runtime.kernels.gated import gated_product, pays
 
-            return silu_gate(merged)
-        gate, up = merged.chunk(2, dim=-1)
+            if self.bias is None and pays(x, self.weight):
+                return gated_product(x, self.weight)
+            return silu_gate(F.linear(x, self.weight, self.bias))
+        gate, up = F.linear(x, self.weight, self.bias).chunk(2, dim=-1)
         return F.silu(gate) * up
 
     def added(self, x: Tensor, residual: Tensor) -> Tensor:

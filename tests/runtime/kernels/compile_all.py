@@ -23,6 +23,7 @@ from outrider_runtime.kernels import (
     activation,
     attention,
     follow,
+    gated,
     ngram,
     norm,
     pair,
@@ -143,6 +144,7 @@ def surround_all() -> None:
     for norms in (None, (empty(2048), empty(2048))):
         pair.pair(empty(128256, 2048), ints(TOKENS), empty(TOKENS, 2048), norms=norms, eps=1e-5)
     activation.silu_gate(empty(TOKENS, 2 * 8192))
+    gated.gated_product(empty(256, 4096), empty(2 * 14336, 4096))
     for dim, normed, slots in ((64, False, ints(TOKENS)), (128, True, ints(TOKENS).long())):
         turns = rope.rotation(ints(TOKENS), empty(dim // 2, dtype=torch.float32), 1.0)
         keys, values = empty(2, 64, 8, dim)
