@@ -415,11 +415,12 @@ def make_site(options: Namespace, pair: str, target: LlamaForCausalLM, circle: C
         draft = build(DRAFTS[pair], circle, target.dtype, options.device, seed=1)
     longest = max(options.copied, AHEAD + max(_window(options, concurrency) for concurrency in options.levels))
     most = options.num_speculative_tokens
+    stepped = [options.step_concurrency] if "steps" in options.parts else []
     setting = Namespace(
         method="draft-model" if pair in DRAFTS else pair,
         input=longest if draft is None else options.input,
         output=longest if draft is None else options.output,
-        concurrency=options.levels,
+        concurrency=sorted({*options.levels, *stepped}),
         num_speculative_tokens=min(most, draft.shape.heads) if isinstance(draft, MedusaHeads) else most,
         max_batched_tokens=options.max_batched_tokens,
         accepted_length=None,

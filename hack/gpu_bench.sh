@@ -19,9 +19,9 @@ adaptive() { decode --method eagle3 --acceptance 0.8 --adaptive --num-speculativ
 
 # Chains and trees of the same depth, at the same accepted length: what a tree costs, which it has to accept more for.
 heads() {
-    local few=(--method eagle medusa --accepted-length 3.35 --concurrency 1 4)
+    local few=(--method eagle medusa --num-speculative-tokens 5 --accepted-length 3.35 --concurrency 1 4)
     decode "${few[@]}"
-    decode "${few[@]}" --tree-top-k 8 --tree-max-tokens 32
+    decode "${few[@]}" --tree-top-k 8 --tree-max-tokens 26
 }
 
 # Prompts: time until all have their first token. Many at once by as many a step as peers read, too.
@@ -37,7 +37,7 @@ long() {
 }
 
 # Drafts from texts in which nothing occurs again: what looking for them costs.
-nomatch() { decode --method none ngram suffix --temperature 1 --concurrency 1 16 64 --repeats 2; }
+nomatch() { decode --method none ngram suffix --temperature 1 --adaptive --concurrency 1 16 64 --repeats 2; }
 
 PARTS=(plain draft ngram eagle3 adaptive heads prefill long nomatch)
 [[ $# -gt 0 ]] || set -- "${PARTS[@]}"
