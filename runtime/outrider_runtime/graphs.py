@@ -12,9 +12,15 @@ from contextlib import contextmanager
 
 import torch
 
-# Widths that graphs are captured for. Between two, what is computed in vain is at most a third, and where a step is
-# bound by the weights' bytes nothing.
-BUCKETS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 160, 192, 256, 320, 384, 512, 640, 768, 1024, 1280, 1536, 2048)
+# Widths that graphs are captured for. Up to some 256 a step is bound by the weights' bytes, and what it computes in vain
+# costs nothing; above, products are made in tiles of 128 rows, and padding costs what it computes. Prompts alone make
+# steps of more than 2,048, of which all but the last are full.
+BUCKETS = (
+    *(1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 160, 192, 256, 320, 384, 448),
+    *range(512, 2048, 128),
+    *range(2048, 4096, 512),
+    *range(4096, 16385, 2048),
+)
 
 TIMED = 5  # steps in a row
 SHORT = 0.02  # seconds of a step on a host that is run again, for being warm
