@@ -164,7 +164,8 @@ def _needed(load: float, target: int) -> int:
 
 
 def _last_step_up(past: Sequence[Past]) -> datetime | None:
-    return max((each.at for each in past if each.after > each.before), default=None)
+    """By the order of the decisions: the latest time may be from before the clock jumped back."""
+    return next((each.at for each in reversed(past) if each.after > each.before), None)
 
 
 def _within(limit: timedelta, then: datetime, now: datetime) -> bool:

@@ -180,6 +180,7 @@ REJECTING = [Did(running=5)] * 5 + [Did(running=5, rejected=3)]
         ([REJECTING, [5] * 2], 2, [_ago(90, 1, 2)], 2),
         ([REJECTING, [5] * 6], 2, [_ago(20, 1, 2)], 2),
         ([REJECTING], 2, [_ago(601, 1, 2)], 3),
+        ([REJECTING], 3, [_ago(-7200, 1, 2), _ago(60, 2, 3)], 3),
         ([REJECTING], 20, (), 20),
     ],
     ids=(
@@ -190,6 +191,7 @@ REJECTING = [Did(running=5)] * 5 + [Did(running=5, rejected=3)]
         "a replica has just come",
         "decided within the window",
         "a pod that never comes blocks nothing for ever",
+        "a replica is starting, and a step before it is from before the clock jumped back",
         "at most maxReplicas",
     ),
 )
@@ -222,6 +224,7 @@ def test_fewer_replicas_must_not_bring_saturation(load, current, disable_at, rep
         (30, 1, 3, [_ago(60, 5, 3)], False),
         (30, 1, 3, [], False),
         (30, 1, 3, [_ago(-3600, 1, 3)], False),
+        (30, 1, 4, [_ago(-3600, 1, 3), _ago(60, 3, 4)], True),
     ],
     ids=(
         "running",
@@ -232,6 +235,7 @@ def test_fewer_replicas_must_not_bring_saturation(load, current, disable_at, rep
         "a step down",
         "never decided",
         "decided an hour from now, before the clock jumped back",
+        "decided again since it did",
     ),
 )
 def test_a_scale_out_is_in_progress_while_needed_and_not_too_long(load, ready, desired, past, running):
