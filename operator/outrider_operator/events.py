@@ -26,6 +26,8 @@ SAME = 300.0  # seconds in which the same words about the same object are one ev
 _ENDS = {
     EventReason.SPECULATION_SUSPENDED: (EventReason.SPECULATION_RESUMED,),
     EventReason.SPECULATION_RESUMED: (EventReason.SPECULATION_SUSPENDED,),
+    EventReason.SCALED_UP: (EventReason.SCALED_DOWN,),
+    EventReason.SCALED_DOWN: (EventReason.SCALED_UP,),
     EventReason.ROLLOUT_STARTED: (EventReason.ROLLOUT_COMPLETE, EventReason.MODEL_LOADED),
     EventReason.ROLLOUT_COMPLETE: (EventReason.ROLLOUT_STARTED,),
 }

@@ -69,6 +69,16 @@ async def test_there_and_back_and_there_again_is_three_transitions() -> None:
     assert notes(kube) == [SUSPENDED.message, RESUMED.message, SUSPENDED.message]
 
 
+async def test_the_same_step_of_replicas_after_the_way_back_is_told_again() -> None:
+    kube = FakeKube()
+    publisher = Publisher(kube, "pod-1", Clock())
+    up = Event(EventReason.SCALED_UP, "from 1 to 2 replicas: 3 requests were rejected within 30 s")
+    down = Event(EventReason.SCALED_DOWN, "from 2 to 1 replicas: at most 0.0 requests in flight within 60 s")
+    for event in (up, up, down, down, up, down):
+        await publisher.publish(MODEL, [event])
+    assert notes(kube) == [each.message for each in (up, down, up, down)]
+
+
 async def test_an_event_waits_for_an_api_server_that_is_away() -> None:
     kube = FakeKube()
     publisher = Publisher(kube, "pod-1", Clock())
