@@ -443,6 +443,15 @@ def test_pods_that_do_not_answer_make_scaling_unknown_and_say_why():
     assert "pod llama-1: no answer" in situation.conditions()["ScalingActive"]["message"]
 
 
+@pytest.mark.parametrize("last", [BUSY, SILENT], ids=("answered", "crashed"))
+def test_a_pod_that_has_just_become_ready_again_was_not_asked_yet_and_is_not_silent(last):
+    situation = Situation(SCALED).before(("ScalingActive", "Unknown", "Pending"))
+    before = Fleet(gone={"llama-0": samples([BUSY] * 10 + [last])})
+    situation.fields = {"fleet": before, "now": 120.0}
+    assert situation.says("ScalingActive") == ("Unknown", "Pending")
+    assert situation.says("SpeculationActive") != ("Unknown", "MetricsUnavailable")
+
+
 def test_a_foreign_owner_of_replicas_is_named():
     situation = Situation(SCALED)
     fields = [

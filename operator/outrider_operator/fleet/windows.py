@@ -153,8 +153,9 @@ class View:
 
     @classmethod
     def of(cls, fleet: Fleet, ready: Sequence[str], now: float) -> View:
-        known = {**fleet.gone, **fleet.samples}
-        return cls({name: known.pop(name, ()) for name in ready}, known, now)
+        """A pod that is ready again and was not read since has said nothing yet: what it said before is past."""
+        known = dict(fleet.samples)
+        return cls({name: known.pop(name, ()) for name in ready}, {**fleet.gone, **known}, now)
 
     def of_pods(self, names: frozenset[str]) -> View:
         """The view of some of the ready pods alone."""

@@ -102,6 +102,12 @@ def test_a_view_knows_who_can_be_measured_now():
     assert not View.of(fleet, [], now=12.0).measurable
 
 
+def test_what_a_pod_said_before_it_was_ready_again_is_past_until_it_is_read_anew():
+    view = View.of(Fleet({"a": samples([1, 1])}, gone={"b": samples([7])}), ["a", "b"], now=10.0)
+    assert view.ready["b"] == ()
+    assert [each.total(lambda pod: pod.running, 0) for each in view.past(10)] == [1, 8]
+
+
 def test_a_window_needs_samples_as_old_as_itself():
     view = View.of(Fleet({"a": samples([1] * 5)}), ["a"], now=25.0)
     assert view.window(25) is not None
