@@ -39,6 +39,16 @@ def live_replicas(deployment: Mapping[str, Any] | None) -> int | None:
     return None if replicas is None else int(replicas)
 
 
+def foreign_writer(deployment: Mapping[str, Any] | None) -> str:
+    """Who else owns the Deployment's replicas as it is; empty when nobody does."""
+    for entry in (deployment or {}).get("metadata", {}).get("managedFields") or ():
+        if entry.get("manager") == labels.FIELD_MANAGER:
+            continue
+        if "f:replicas" in ((entry.get("fieldsV1") or {}).get("f:spec") or {}):
+            return str(entry.get("manager") or "somebody")
+    return ""
+
+
 @dataclass(frozen=True)
 class Facts:
     """Computed once each: a status asks for some of them several times."""
@@ -161,12 +171,7 @@ class Facts:
     @cached_property
     def foreign_owner(self) -> str:
         """Who else writes the Deployment's replicas; empty when nobody does."""
-        for entry in self.deployment.get("metadata", {}).get("managedFields") or ():
-            if entry.get("manager") == labels.FIELD_MANAGER:
-                continue
-            if "f:replicas" in ((entry.get("fieldsV1") or {}).get("f:spec") or {}):
-                return str(entry.get("manager") or "somebody")
-        return ""
+        return foreign_writer(self.deployment) or self.observed.replicas_writer
 
     # -- measurements
 

@@ -69,6 +69,7 @@ class Observed:
     conflicts: tuple[str, ...] = ()  # names we need that somebody else owns: "Service llama (owned by …)"
     apply_error: str = ""  # why the last apply failed, until one succeeds
     status_written_at: float | None = None  # monotonic seconds; None when this process wrote none yet
+    replicas_writer: str = ""  # who else wrote the Deployment's replicas within the last minute
 
     @cached_property
     def view(self) -> View:

@@ -16,6 +16,7 @@ from outrider_operator.apply import Applier
 from outrider_operator.cache import Cache, Key
 from outrider_operator.errors import Conflict, NameConflict, NotFound, Rejected, Unavailable
 from outrider_operator.events import Publisher
+from outrider_operator.facts import foreign_writer
 from outrider_operator.fleet.history import window
 from outrider_operator.kinds import MODEL
 from outrider_operator.kube import Kube
@@ -32,6 +33,7 @@ from outrider_operator.writes import Writes
 
 log = logging.getLogger(__name__)
 TRIES = 3  # of an apply that the server answers with 500 before status says so
+CONTESTED = 60.0  # seconds for which somebody who wrote the Deployment's replicas is named; autoscalers write oftener
 
 
 class Reconciler:
@@ -56,6 +58,7 @@ class Reconciler:
         self._applier = Applier(kube, cache, writes)
         self._apply_errors: dict[Key, str] = {}
         self._status_written: dict[Key, float] = {}
+        self._replicas_written: dict[Key, tuple[str, float]] = {}  # by whom else, and when that was last seen
 
     async def work(self) -> None:
         """One worker; several may run at once."""
@@ -129,7 +132,7 @@ class Reconciler:
 
     def _observe(self, model: Model) -> Observed:
         key = Key(model.namespace, model.name)
-        return observe(
+        observed = observe(
             model,
             self._cache.of_model(key),
             self._rounds.fleet(key),
@@ -138,6 +141,14 @@ class Reconciler:
             apply_error=self._apply_errors.get(key, ""),
             status_written_at=self._status_written.get(key),
         )
+        return replace(observed, replicas_writer=self._replicas_writer(key, observed))
+
+    def _replicas_writer(self, key: Key, observed: Observed) -> str:
+        """Setting replicas back takes the field from its writer, who would be named for no more than a moment."""
+        if writer := foreign_writer(observed.deployment):
+            self._replicas_written[key] = writer, observed.now
+        writer, seen = self._replicas_written.get(key, ("", float("-inf")))
+        return writer if observed.now - seen < CONTESTED else ""
 
     def _follow(self, observed: Observed) -> None:
         model = observed.model
@@ -199,6 +210,7 @@ class Reconciler:
             memory.forget(key)
         self._apply_errors.pop(key, None)
         self._status_written.pop(key, None)
+        self._replicas_written.pop(key, None)
 
 
 def _ready(observed: Observed) -> list[Pod]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.operator.build import DEFAULTS, SMALLEST, answer
+from tests.operator.build import DEFAULTS, SMALLEST, answer, merged
 from tests.operator.fake_kube import FakeKube
 
 from outrider_operator.api.v1alpha1 import API_VERSION, KIND
@@ -34,6 +34,7 @@ class Rig:
 
     def __init__(self, kube: FakeKube | None = None, defaults: Defaults = DEFAULTS) -> None:
         self.kube, self.cache, self.queue = kube or FakeKube(), Cache(), Queue()
+        self.now = 1000.0
         metadata = {"namespace": KEY.namespace, "name": KEY.name, "generation": 1}
         self.cache.put(self.kube.put({"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": SMALLEST}))
         writes, tokens = Writes(self.kube, self.cache, self.queue), Tokens(self.kube)
@@ -49,7 +50,14 @@ class Rig:
             Publisher(self.kube, "operator-1"),
             Metrics(self.cache, self.queue),
             defaults,
+            clock=lambda: self.now,
         )
+
+    def hear(self) -> None:
+        """What the watches would have said by now."""
+        for (kind, _, _), body in self.kube.objects.items():
+            if kind in (KIND, "Deployment"):
+                self.cache.put(body)
 
     def refuse(self, verb: str, kind: str) -> None:
         self.kube.fault = _refusing(verb, kind)
@@ -123,3 +131,34 @@ async def test_a_network_policy_goes_with_the_setting_that_asked_for_it() -> Non
     await restarted.reconciler.reconcile(KEY)
     assert ("NetworkPolicy", "team", "llama") not in restarted.kube.objects
     assert ("Deployment", "team", "llama") in restarted.kube.objects
+
+
+class _Autoscaler(FakeKube):
+    """With an HPA of the user's on the Deployment: each apply of ours takes the field that the HPA had written."""
+
+    def scale(self, replicas: int) -> None:
+        owner = {"manager": "hpa", "subresource": "scale", "fieldsV1": {"f:spec": {"f:replicas": {}}}}
+        live = self.objects["Deployment", *KEY]
+        self.put(merged(live, {"spec": {"replicas": replicas}, "metadata": {"managedFields": [owner]}}))
+
+    async def apply(self, body: Any) -> dict[str, Any]:
+        return await super().apply(merged(body, {"metadata": {"managedFields": []}}))
+
+
+async def test_who_writes_fixed_replicas_again_and_again_is_named_while_they_are_set_back() -> None:
+    kube = _Autoscaler()
+    rig = Rig(kube)
+    await rig.reconciler.reconcile(KEY)
+    for _ in range(4):
+        kube.scale(5)
+        for _ in range(3):  # at once, and in the rounds until it writes again
+            rig.hear()
+            await rig.reconciler.reconcile(KEY)
+            rig.now += 5
+            assert kube.objects["Deployment", *KEY]["spec"]["replicas"] == 1
+            assert rig.condition("ScalingActive")["reason"] == "ReplicasOwnedElsewhere"
+            assert rig.condition("ScalingActive")["message"].startswith("hpa ")
+    rig.now += 60
+    rig.hear()
+    await rig.reconciler.reconcile(KEY)
+    assert rig.condition("ScalingActive")["reason"] == "FixedReplicas"
