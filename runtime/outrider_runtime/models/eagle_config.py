@@ -164,7 +164,10 @@ def _parts(name: str, config: Mapping[str, Any]) -> tuple[Mapping[str, Any], Map
             raise unsupported(f"{name}: transformer_layer_config is missing in config.json; download it again")
         flags = {"norm_before_residual": True, **config}
     else:
-        layer, flags = config, {**config, **(config.get("eagle_config") or {})}
+        inner = config.get("eagle_config") or {}
+        if not isinstance(inner, Mapping):
+            raise unsupported(f"{name}: eagle_config is {inner!r} in config.json; it must be an object")
+        layer, flags = config, {**config, **inner}
     if (act := layer.get("hidden_act", "silu")) != "silu":
         raise unsupported(f"{name}: hidden_act {act}; supported: silu")
     return flags, layer
@@ -185,7 +188,11 @@ def _tapped(name: str, flags: Mapping[str, Any], target: ModelConfig) -> tuple[i
     if flags.get("use_aux_hidden_state") is False:
         raise unsupported(f"{name}: use_aux_hidden_state false; supported: heads that read inner layers of the target")
     given = flags.get("eagle_aux_hidden_state_layer_ids") or (2, layers // 2, layers - 3)
-    tapped = tuple(int(each) for each in given)
+    if not isinstance(given, list | tuple) or not all(type(each) is int for each in given):
+        raise unsupported(
+            f"{name}: eagle_aux_hidden_state_layer_ids is {given!r} in config.json; it must be a list of layers"
+        )
+    tapped = tuple(given)
     if outside := [each for each in tapped if not 0 <= each <= layers]:
         raise _misfit(name, f"it reads layer {outside[0]} of a target that has {layers}")
     return tapped

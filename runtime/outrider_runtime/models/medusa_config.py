@@ -34,7 +34,8 @@ class MedusaShape:
 
 def medusa_config(name: str, tensors: Shapes, target: ModelConfig) -> ModelConfig:
     """Of the heads called `name`, for this target. Raises Refusal."""
-    found = [match for tensor in tensors if (match := re.fullmatch(r"(.*?)(\d+)\.(\d+)\.weight", tensor))]
+    matrices = [tensor for tensor, shape in tensors.items() if len(shape) == 2]
+    found = [match for tensor in matrices if (match := re.fullmatch(r"(.*?)(\d+)\.(\d+)\.weight", tensor))]
     if not found:
         raise Refusal("UnsupportedModel", f"{name}: no 0.1.weight: these are no Medusa heads; give another draft")
     prefix, blocks = found[0][1], int(found[0][3])

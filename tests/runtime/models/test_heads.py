@@ -184,6 +184,19 @@ def without(made, *names):
         (3, eagle_tensors(3), {"quantization": "fp8"}, "quantized by fp8"),
         (3, eagle_tensors(3), {"quantization_config": "fp8"}, "quantized by fp8"),
         (3, eagle_tensors(3), {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_type dynamic; supported"),
+        (
+            3,
+            eagle_tensors(3),
+            {"eagle_config": "eagle3"},
+            "eagle_config is 'eagle3' in config.json; it must be an object",
+        ),
+        (
+            3,
+            eagle_tensors(3),
+            {"eagle_aux_hidden_state_layer_ids": "0,1,2"},
+            "eagle_aux_hidden_state_layer_ids is '0,1,2' in config.json; it must be a list of layers",
+        ),
+        (3, eagle_tensors(3), {"eagle_aux_hidden_state_layer_ids": [0, 1, None]}, "is [0, 1, None] in config.json"),
     ],
 )
 def test_a_head_that_does_not_fit_says_what_differs(version, made, config, told):
@@ -197,6 +210,7 @@ def test_a_head_that_does_not_fit_says_what_differs(version, made, config, told)
     ("made", "told"),
     [
         ({"0.0.linear.weight": torch.zeros(HIDDEN, HIDDEN)}, "no 0.1.weight: these are no Medusa heads"),
+        ({"encoder.0.1.weight": torch.zeros(HIDDEN)}, "no 0.1.weight: these are no Medusa heads"),
         ({"0.1.weight": torch.zeros(99, HIDDEN)}, "0.1.weight is [99, 32], and the target's vocabulary is 61, not 99"),
         ({"0.1.weight": torch.zeros(VOCAB, 64)}, "0.1.weight is [61, 64], and the target's hidden size is 32, not 64"),
     ],
