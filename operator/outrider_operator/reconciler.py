@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from outrider_operator.api.v1alpha1 import API_VERSION, KIND
 from outrider_operator.apply import Applier
 from outrider_operator.cache import Cache, Key
-from outrider_operator.errors import Conflict, NameConflict, NotFound, Rejected, Unavailable
+from outrider_operator.errors import Conflict, NameConflict, NotFound, OutriderError, Rejected, Unavailable
 from outrider_operator.events import Publisher
 from outrider_operator.facts import foreign_writer
 from outrider_operator.fleet.history import window
@@ -98,7 +98,11 @@ class Reconciler:
                 trouble, observed = error, self._complaint(observed, error)
                 planned = plan(observed, self._defaults)  # for its event
         await self._say(model, planned)
-        written = await self._write_status(observed, planned)
+        unwritten: OutriderError | None = None
+        try:
+            written = await self._write_status(observed, planned)
+        except OutriderError as error:  # such as of an older CRD's: what pods are to do does not wait for it
+            written, unwritten = True, error
         settled = not (written or planned.events or observed is not before)
         if trouble is not None:
             raise trouble
@@ -107,6 +111,8 @@ class Reconciler:
         if planned.refusal is None and planned.policy is not None:
             settled &= await self._teller.tell(key, _ready(observed), observed.fleet, planned.policy_of)
         self._rounds.settled(key, settled)
+        if unwritten is not None:
+            raise unwritten
 
     async def _attempt(self, key: Key) -> str:
         try:

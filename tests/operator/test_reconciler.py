@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -10,10 +11,13 @@ import pytest
 from tests.operator.build import DEFAULTS, SMALLEST, answer, merged
 from tests.operator.fake_kube import FakeKube
 
+from outrider_operator import labels
 from outrider_operator.api.v1alpha1 import API_VERSION, KIND
 from outrider_operator.cache import Cache, Key
+from outrider_operator.clock import Clock
 from outrider_operator.errors import Rejected
 from outrider_operator.events import Publisher
+from outrider_operator.fleet.samples import Sample
 from outrider_operator.kinds import watched
 from outrider_operator.listing import Lister
 from outrider_operator.metrics import Metrics
@@ -38,7 +42,8 @@ class Rig:
         metadata = {"namespace": KEY.namespace, "name": KEY.name, "generation": 1}
         self.cache.put(self.kube.put({"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": SMALLEST}))
         writes, tokens = Writes(self.kube, self.cache, self.queue), Tokens(self.kube)
-        rounds = Rounds(_nobody, self.queue.add)
+        self.rounds = rounds = Rounds(_read, self.queue.add, clock=Clock(monotonic=lambda: self.now))
+        self.told: list[tuple[str, str]] = []
         self.reconciler = Reconciler(
             self.kube,
             self.cache,
@@ -46,12 +51,30 @@ class Rig:
             writes,
             rounds,
             tokens,
-            Teller(_deaf, rounds, tokens),
+            Teller(self._put, rounds, tokens),
             Publisher(self.kube, "operator-1"),
             Metrics(self.cache, self.queue),
             defaults,
             clock=lambda: self.now,
         )
+
+    async def _put(self, pod: Any, policy: Any, token: str) -> Any:
+        self.told.append((pod.name, policy.revision))
+        return answer(revision=policy.revision)
+
+    async def serve(self, name: str) -> None:
+        """A pod of the Deployment becomes ready and is read once."""
+        metadata = {
+            "namespace": KEY.namespace,
+            "name": name,
+            "labels": {labels.MODEL: KEY.name},
+            "ownerReferences": [{"kind": "ReplicaSet", "name": f"{KEY.name}-1", "uid": "r", "controller": True}],
+        }
+        status = {"phase": "Running", "podIP": "10.0.0.1", "conditions": [{"type": "Ready", "status": "True"}]}
+        self.cache.put(self.kube.put({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "status": status}))
+        await self.reconciler.reconcile(KEY)
+        while not self.rounds.fleet(KEY).samples:
+            await asyncio.sleep(0)
 
     def hear(self) -> None:
         """What the watches would have said by now."""
@@ -78,12 +101,8 @@ def _refusing(refused_verb: str, refused_kind: str) -> Callable[[str, str, str],
     return fault
 
 
-async def _nobody(pods: Any) -> dict[str, Any]:
-    return {}
-
-
-async def _deaf(pod: Any, policy: Any, token: str) -> Any:
-    return answer()
+async def _read(pods: Any) -> dict[str, Any]:
+    return {pod.name: Sample(1000.0, answer(revision="of another policy")) for pod in pods}
 
 
 @pytest.mark.parametrize(
@@ -162,3 +181,16 @@ async def test_who_writes_fixed_replicas_again_and_again_is_named_while_they_are
     rig.hear()
     await rig.reconciler.reconcile(KEY)
     assert rig.condition("ScalingActive")["reason"] == "FixedReplicas"
+
+
+async def test_pods_are_told_what_was_decided_although_the_status_is_refused() -> None:
+    """As by an older CRD, which does not declare all its fields."""
+    rig = Rig()
+    await rig.reconciler.reconcile(KEY)
+    await rig.serve("llama-1-a")
+    rig.cache.put(rig.kube.put(merged(rig.kube.objects[KIND, *KEY], {"metadata": {"generation": 2}})))
+    rig.refuse("apply_status", KIND)
+    with pytest.raises(Rejected):
+        await rig.reconciler.reconcile(KEY)
+    assert [name for name, _ in rig.told] == ["llama-1-a"]
+    await rig.rounds.close()
