@@ -50,6 +50,11 @@ class Applier:
             sent += 1
         return sent
 
+    def holds(self, children: Sequence[Rendered], kind: str) -> bool:
+        """Whether the one of that kind is live as it is rendered."""
+        found = [(child, self._live(child)) for child in children if child["kind"] == kind]
+        return any(live is not None and self._in_step(child, live) for child, live in found)
+
     async def prune(self, model: Model, leftovers: Sequence[tuple[str, str]]) -> None:
         for kind, name in leftovers:
             live = self._cache.get(kind, Key(model.namespace, name))

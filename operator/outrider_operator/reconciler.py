@@ -104,12 +104,12 @@ class Reconciler:
         except OutriderError as error:  # such as of an older CRD's: what pods are to do does not wait for it
             written, unwritten = True, error
         settled = not (written or planned.events or observed is not before)
+        if trouble is None or self._applier.holds(planned.children, "ConfigMap"):
+            settled &= await self._tell(observed, planned)
         if trouble is not None:
             raise trouble
         if isinstance(planned.refusal, NameConflict):
             raise planned.refusal  # no watch shows the object in the way, so only looking again tells when it is gone
-        if planned.refusal is None and planned.policy is not None:
-            settled &= await self._teller.tell(key, _ready(observed), observed.fleet, planned.policy_of)
         self._rounds.settled(key, settled)
         if unwritten is not None:
             raise unwritten
@@ -188,6 +188,13 @@ class Reconciler:
         if error.status < 500 or self._queue.failures(key) + 1 >= TRIES:
             self._apply_errors[key] = str(error)
         return replace(observed, apply_error=self._apply_errors.get(key, ""))
+
+    async def _tell(self, observed: Observed, planned: Plan) -> bool:
+        """Whether there was nobody to tell. Only what the ConfigMap holds by now may be told."""
+        if planned.refusal is not None or planned.policy is None:
+            return True
+        key = Key(observed.model.namespace, observed.model.name)
+        return await self._teller.tell(key, _ready(observed), observed.fleet, planned.policy_of)
 
     async def _say(self, model: Model, planned: Plan) -> None:
         for event in planned.events:

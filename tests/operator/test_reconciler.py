@@ -76,6 +76,11 @@ class Rig:
         while not self.rounds.fleet(KEY).samples:
             await asyncio.sleep(0)
 
+    def edit(self, spec: dict[str, Any]) -> None:
+        live = self.kube.objects[KIND, *KEY]
+        generation = live["metadata"]["generation"] + 1
+        self.cache.put(self.kube.put(merged(live, {"metadata": {"generation": generation}, "spec": spec})))
+
     def hear(self) -> None:
         """What the watches would have said by now."""
         for (kind, _, _), body in self.kube.objects.items():
@@ -188,9 +193,27 @@ async def test_pods_are_told_what_was_decided_although_the_status_is_refused() -
     rig = Rig()
     await rig.reconciler.reconcile(KEY)
     await rig.serve("llama-1-a")
-    rig.cache.put(rig.kube.put(merged(rig.kube.objects[KIND, *KEY], {"metadata": {"generation": 2}})))
+    rig.edit({})
     rig.refuse("apply_status", KIND)
     with pytest.raises(Rejected):
         await rig.reconciler.reconcile(KEY)
     assert [name for name, _ in rig.told] == ["llama-1-a"]
+    await rig.rounds.close()
+
+
+@pytest.mark.parametrize(
+    ("refused", "told"),
+    [("Deployment", ["llama-1-a"]), ("ConfigMap", [])],
+    ids=("after the policy", "the policy itself"),
+)
+async def test_pods_are_told_a_policy_that_is_written_whatever_else_is_refused(refused: str, told: list[str]) -> None:
+    rig = Rig()
+    await rig.reconciler.reconcile(KEY)
+    await rig.serve("llama-1-a")
+    rig.edit({"replicas": 2, "speculativeDecoding": {"numSpeculativeTokens": 3}})
+    rig.refuse("apply", refused)
+    with pytest.raises(Rejected):
+        await rig.reconciler.reconcile(KEY)
+    assert rig.condition("Accepted")["reason"] == "ApplyFailed"
+    assert [name for name, _ in rig.told] == told
     await rig.rounds.close()
