@@ -251,9 +251,15 @@ def _torch_load(file: Path) -> dict[str, Tensor]:
             if "mmap" not in str(error):
                 raise
             found = torch.load(file, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
-        reason = (str(error) or type(error).__name__).splitlines()[0]
+    except MemoryError:
+        raise
+    except Exception as error:  # torch passes on whatever it stumbles over in a file that is not whole
+        # Of what it may not load it says only how to call torch.load, which nobody here does
+        told = "" if isinstance(error, pickle.UnpicklingError) else str(error)
+        reason = (told or type(error).__name__).splitlines()[0]
         raise torn(file, f"holds something other than tensors, or is truncated ({reason})") from error
-    if not isinstance(found, dict) or not all(isinstance(tensor, Tensor) for tensor in found.values()):
-        raise Refusal("UnsupportedModel", f"{file} is not a dictionary of tensors; give safetensors")
+    if not isinstance(found, dict) or not all(
+        isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in found.items()
+    ):
+        raise Refusal("UnsupportedModel", f"{file} is not a dictionary of tensors by name; give safetensors")
     return found

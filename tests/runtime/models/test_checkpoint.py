@@ -110,13 +110,33 @@ def test_a_pointer_of_git_lfs_is_refused_as_one(folder, name):
     )
 
 
-@pytest.mark.parametrize("size", [0, 3000])
-def test_a_truncated_bin_file_is_refused(folder, size):
-    to_bin(folder)
+@pytest.mark.parametrize("zipped", [True, False])  # as torch writes since 1.6, and before
+@pytest.mark.parametrize("size", [0, 18, 28, 500, 3000, 30_000])
+def test_a_truncated_bin_file_is_refused(folder, zipped, size):
+    to_bin(folder, _use_new_zipfile_serialization=zipped)
     os.truncate(folder / "pytorch_model.bin", size)
     reason, message = refusal(folder)
     assert reason == "ModelNotFound"
     assert "pytorch_model.bin holds something other than tensors, or is truncated" in message
+
+
+def test_a_page_in_a_bin_files_place_is_refused_without_torchs_advice_to_load_it_all_the_same(folder):
+    (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").write_text("<!DOCTYPE html><html>")
+    assert refusal(folder) == (
+        "ModelNotFound",
+        f"{folder / 'pytorch_model.bin'} holds something other than tensors, or is truncated (UnpicklingError); "
+        "copy or download the model again",
+    )
+
+
+def test_a_bin_file_of_tensors_without_names_is_refused(folder):
+    (folder / "model.safetensors").unlink()
+    torch.save({0: torch.zeros(2)}, folder / "pytorch_model.bin")
+    assert refusal(folder) == (
+        "UnsupportedModel",
+        f"{folder / 'pytorch_model.bin'} is not a dictionary of tensors by name; give safetensors",
+    )
 
 
 def test_a_missing_shard_is_refused_by_name(sharded):
