@@ -152,7 +152,7 @@ def successor_target() -> LlamaForCausalLM:
     return model.eval()
 
 
-def knowing_eagle(version: int, target: LlamaForCausalLM, *, reduced: bool = False) -> EagleHead:
+def knowing_eagle(version: int, target: LlamaForCausalLM, *, reduced: bool = False, rows: int = VOCAB) -> EagleHead:
     """Of successor_target(): it hands on the embedding of its entry's token, of which EAGLE-3 has seen a norm.
     `reduced`: an EAGLE-3 whose head has a part of the target's vocabulary."""
     one, nothing = torch.eye(HIDDEN), torch.zeros(HIDDEN, HIDDEN)
@@ -164,23 +164,29 @@ def knowing_eagle(version: int, target: LlamaForCausalLM, *, reduced: bool = Fal
         made["layers.0.self_attn.o_proj.weight"] = nothing
         made |= {"fc.weight": torch.cat((one, nothing), dim=1), "fc.bias": torch.zeros(HIDDEN)}
         made["embed_tokens.weight"] = torch.nn.functional.rms_norm(target.embedding.weight, (HIDDEN,), eps=1e-6)
-        return eagle_head(1, target.config, made)
+        return eagle_head(1, target.config, padded(made, rows))
     layer = "midlayer"
     made[f"{layer}.self_attn.k_proj.weight"] = torch.zeros(HIDDEN, 2 * HIDDEN)
     made[f"{layer}.self_attn.v_proj.weight"] = torch.cat((one, nothing), dim=1)
     made[f"{layer}.self_attn.o_proj.weight"] = one
     made[f"{layer}.input_layernorm.weight"] = made["norm.weight"] = torch.ones(HIDDEN)
     made[f"{layer}.hidden_norm.weight"] = torch.zeros(HIDDEN)
-    rows = torch.arange(VOCAB - 20) + made.pop("d2t")
-    made["lm_head.weight"] = target.head.weight[rows if reduced else slice(None)].clone()
+    known = torch.arange(VOCAB - 20) + made.pop("d2t")
+    made["lm_head.weight"] = target.head.weight[known if reduced else slice(None)].clone()
     if reduced:
-        made["d2t"] = rows - torch.arange(len(rows))
+        made["d2t"] = known - torch.arange(len(known))
     # A window of one: an entry sees itself alone.
     window = {"sliding_window": 1, "use_sliding_window": True, "norm_before_residual": True, "num_key_value_heads": 4}
-    return eagle_head(3, target.config, made, **window)
+    return eagle_head(3, target.config, padded(made, rows), **window)
 
 
-def knowing_medusa(target: LlamaForCausalLM, heads: int = 4) -> MedusaHeads:
+def padded(made: Mapping[str, Tensor], rows: int) -> dict[str, Tensor]:
+    """With tables of so many tokens where they were of VOCAB. Those that nobody has are likelier than any."""
+    sized = {name: torch.cat((tensor, 2 * tensor))[:rows] for name, tensor in made.items() if len(tensor) == VOCAB}
+    return {**made, **sized}
+
+
+def knowing_medusa(target: LlamaForCausalLM, heads: int = 4, rows: int = VOCAB) -> MedusaHeads:
     """Of successor_target(): each head goes one successor further."""
     embedded = torch.nn.functional.normalize(target.embedding.weight, dim=1)
     successor = (embedded @ target.head.weight.T).argmax(1)
@@ -191,4 +197,4 @@ def knowing_medusa(target: LlamaForCausalLM, heads: int = 4) -> MedusaHeads:
         output[further] = target.head.weight
         made[f"{head}.1.weight"] = output
         further = successor[further]
-    return medusa_heads(target.config, made)
+    return medusa_heads(target.config, padded(made, rows))

@@ -105,12 +105,13 @@ def eagle_config(
         raise _misfit(name, f"fc.weight takes {inputs} inputs, not 2 x hidden_size {hidden}")
     if hidden != target.hidden_size and (version == 1 or not own_embedding):
         raise _misfit(name, f"its hidden_size is {hidden}, the target's {target.hidden_size}")
-    if (rows := tensors.get("lm_head.weight", (target.vocab_size,))[0]) > target.vocab_size:
-        raise _misfit(name, f"lm_head.weight has {rows} rows, the target's vocabulary {target.vocab_size}")
     own_head = version == 3 and "lm_head.weight" in tensors
+    rows = tensors["lm_head.weight"][0] if own_head else None
     mapped = version == 3 and "d2t" in tensors
     if mapped and not own_head:
         raise _misfit(name, "d2t maps the rows of lm_head.weight, which is missing")
+    if mapped and rows is not None and rows > target.vocab_size:
+        raise _misfit(name, f"lm_head.weight has {rows} rows, the target's vocabulary {target.vocab_size}")
     if version == 3 and not own_head and hidden != target.hidden_size:
         raise _misfit(name, f"lm_head.weight is missing, and its hidden_size {hidden} is not the target's")
     theta, scaling = rope_of(layer)
@@ -141,7 +142,7 @@ def eagle_config(
             tapped=tapped,
             fc_bias="fc.bias" in tensors,
             own_embedding=own_embedding,
-            head_rows=rows if own_head else None,
+            head_rows=rows,
             mapped=mapped,
             input_norm=version == 3 and "input_norm.weight" in tensors,
             tap_norms=next((form for form in TAP_NORMS if version == 3 and f"{form[0]}.weight" in tensors), ()),

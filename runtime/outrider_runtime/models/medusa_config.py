@@ -40,16 +40,12 @@ def medusa_config(name: str, tensors: Shapes, target: ModelConfig) -> ModelConfi
         raise Refusal("UnsupportedModel", f"{name}: no 0.1.weight: these are no Medusa heads; give another draft")
     prefix, blocks = found[0][1], int(found[0][3])
     rows, hidden = tensors[found[0][0]]
-    for what, own, targets in (
-        ("hidden size", hidden, target.hidden_size),
-        ("vocabulary", rows, target.vocab_size),
-    ):
-        if own != targets:
-            raise Refusal(
-                "UnsupportedModel",
-                f"{name}: {found[0][0]} is {[rows, hidden]}, and the target's {what} is {targets}, not {own}; give the "
-                "heads that were trained for this target",
-            )
+    if hidden != target.hidden_size:
+        raise Refusal(
+            "UnsupportedModel",
+            f"{name}: {found[0][0]} is {[rows, hidden]}, and the target's hidden size is {target.hidden_size}, not "
+            f"{hidden}; give the heads that were trained for this target",
+        )
     return ModelConfig(
         architecture="Medusa heads",
         vocab_size=rows,

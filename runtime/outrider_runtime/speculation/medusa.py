@@ -33,6 +33,7 @@ class Medusa(Following):
     ) -> None:
         """`tree` is at most as deep as there are heads."""
         self._heads, self._state, self._table = heads, state, table
+        self._vocab_size = target.config.vocab_size
         self.longest = heads.shape.heads
         self.tree = tree
         self._layout = None if tree is None else Layout(tree, target.device)
@@ -56,14 +57,18 @@ class Medusa(Following):
             return
         count = min(length, self.longest)
         for head, states in enumerate(self._heads.states(take_rows(self._hidden, slots), count)):
-            draft(self._heads.logits(head, states), slots, ends + head, self._table, mode)
+            draft(self._logits(head, states), slots, ends + head, self._table, mode)
+
+    def _logits(self, head: int, states: Tensor) -> Tensor:
+        """[rows, vocab]: the heads' table may be padded further than the target's."""
+        return self._heads.logits(head, states)[:, : self._vocab_size]
 
     def _draft_trees(self, layout: Layout, slots: Tensor, ends: Tensor, length: int, mode: Mode) -> None:
         """The heads know nothing of each other: each one's candidates are those of all branches."""
         tree = layout.tree
         states = self._heads.states(self._hidden[slots], min(length, tree.depth))
         found = [
-            candidates(self._heads.logits(head, each), slots, ends + head, self._table, mode, tree.top_k)[0]
+            candidates(self._logits(head, each), slots, ends + head, self._table, mode, tree.top_k)[0]
             for head, each in enumerate(states)
         ]
         chains = Settings(self._table.rows[slots]).reads_text

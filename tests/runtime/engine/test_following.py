@@ -13,10 +13,13 @@ from tests.runtime.engine.test_capture import EagerGraphs
 from tests.runtime.heads import (
     blurred,
     eagle_draft,
+    eagle_head,
+    eagle_tensors,
     knowing_eagle,
     knowing_medusa,
     medusa_heads,
     successor_target,
+    tensors,
 )
 from tests.runtime.tiny import VOCAB, ours, reference_model
 from tests.runtime.verified import BLOCKS, ENDING, SIZE, verified_step
@@ -241,6 +244,39 @@ def test_a_head_that_knows_what_its_target_says_is_accepted_whole(method, params
     stats = engine.stats()
     assert stats.draft_tokens > 40
     assert stats.accepted_tokens / stats.draft_tokens > 0.99
+
+
+@pytest.mark.parametrize("rows", [VOCAB - 2, VOCAB + 30])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_head_whose_tables_are_padded_otherwise_drafts_what_both_have(method, rows):
+    model = successor_target()
+    if method == "medusa":
+        head = knowing_medusa(model, rows=rows)
+    else:
+        head = knowing_eagle(3 if method == "eagle3" else 1, model, rows=rows)
+    engine = make_engine(method, model, head)
+    collector = run(engine, [AddRequest(str(i), prompt, LONG) for i, prompt in enumerate(PROMPTS)])
+    alone = run(make_engine(method, model, head, policy=SUSPENDED), [AddRequest("0", PROMPTS[0], LONG)])
+    assert collector.text("0") == alone.text("0")
+    assert engine.stats().accepted_tokens / engine.stats().draft_tokens > (0.99 if rows > VOCAB else 0.8)
+
+
+def test_an_eagle_3_head_with_tables_of_its_own_may_be_of_another_hidden_size(plain):
+    size, layer = 48, "midlayer"
+    shapes = {name: tuple(tensor.shape) for name, tensor in eagle_tensors(3).items() if not name.endswith("2t")}
+    shapes |= {name: (size,) for name in shapes if "norm" in name}
+    shapes |= {
+        f"{layer}.self_attn.{each}_proj.weight": (rows, 2 * size) for each, rows in (("q", 32), ("k", 16), ("v", 16))
+    }
+    shapes |= {f"{layer}.mlp.{each}_proj.weight": (40, size) for each in ("gate", "up")}
+    shapes |= {f"{layer}.mlp.down_proj.weight": (size, 40), f"{layer}.self_attn.o_proj.weight": (size, 32)}
+    shapes |= {"fc.weight": (size, 96), "embed_tokens.weight": (VOCAB, size), "lm_head.weight": (VOCAB, size)}
+    model = target()
+    head = eagle_head(3, model.config, tensors(shapes), hidden_size=size, head_dim=8, target_hidden_size=32)
+    engine = make_engine("eagle3", model, head)
+    collector = run(engine, everything())
+    assert {each: collector.text(each) for each in plain.deltas} == {each: plain.text(each) for each in plain.deltas}
+    assert engine.stats().accepted_tokens > 0
 
 
 def test_with_the_targets_noise_a_sampled_text_is_known_as_well():
