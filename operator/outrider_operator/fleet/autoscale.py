@@ -143,19 +143,21 @@ def _rejected(s: Situation) -> float:
 
 def _down(s: Situation) -> Decision:
     target, window = s.autoscaling.target_concurrency, s.autoscaling.scale_down_window_seconds
-    load = load_peak(s.view, window, target)
-    if load is None or load > target * s.current * (1 - TOLERANCE):
+    load, now = load_peak(s.view, window, target), load_now(s.view)
+    if load is None or now is None:
+        return Decision(s.current)
+    seen = f"at most {load:.1f} requests in flight within {window} s"
+    if now > load:  # a window shorter than that of the way up, which would bring back what is taken away
+        load, seen = now, f"{now:.1f} requests in flight"
+    if load > target * s.current * (1 - TOLERANCE):
         return Decision(s.current)
     wanted = max(_needed(load, target), s.autoscaling.min_replicas)
-    reason = f"at most {load:.1f} requests in flight within {window} s need {wanted} replicas at {target} each"
+    reason = f"{seen} need {wanted} replicas at {target} each"
     if s.disable_at is not None:
         roomy = math.floor(load / (HEADROOM * s.disable_at)) + 1
         if roomy > wanted:
             wanted = roomy
-            reason = (
-                f"at most {load:.1f} requests in flight within {window} s; "
-                f"fewer than {wanted} replicas would come near saturation at {s.disable_at:g} each"
-            )
+            reason = f"{seen}; fewer than {wanted} replicas would come near saturation at {s.disable_at:g} each"
     return Decision(wanted, reason) if wanted < s.current else Decision(s.current)
 
 

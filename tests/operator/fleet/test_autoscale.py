@@ -134,6 +134,16 @@ def test_the_way_down(pods, current, replicas):
     assert _decide(_view(*pods), current).replicas == replicas
 
 
+@pytest.mark.parametrize("window", [0, 5, 10])
+def test_a_short_window_takes_away_nothing_that_the_way_up_would_bring_back_at_once(window):
+    view = _view([25] * 4 + [0] * 2)
+    down = _decide(view, 3, scaleDownWindowSeconds=window)
+    assert down.replicas == 2
+    assert "16.7 requests in flight" in down.reason
+    assert _decide(view, 2, scaleDownWindowSeconds=window).replicas == 2
+    assert _decide(_view([0] * 2), 2, scaleDownWindowSeconds=window).replicas == 2, "so much has to be seen first"
+
+
 def test_a_pod_that_was_never_read_counts_as_its_target_on_the_way_down():
     assert load_peak(_view([5] * 6, unread=2), 30, 10.0) == 25
 
@@ -254,9 +264,10 @@ _LOADS = st.lists(st.none() | st.floats(0, 300), min_size=1, max_size=70)
     st.integers(0, 10),
     st.none() | st.integers(1, 50),
     st.booleans(),
+    st.sampled_from([0, 10, 60, 300]),
 )
-def test_replicas_stay_inside_their_bounds_and_a_decision_stands(pods, current, least, more, disable_at, hold):
-    scaling = _scaling(minReplicas=least, maxReplicas=least + more)
+def test_replicas_stay_inside_their_bounds_and_a_decision_stands(pods, current, least, more, disable_at, hold, down):
+    scaling = _scaling(minReplicas=least, maxReplicas=least + more, scaleDownWindowSeconds=down)
     view = _view(*pods)
     decision = decide(Situation(scaling, current, view, (), START, disable_at, hold))
     assert least <= decision.replicas <= least + more
