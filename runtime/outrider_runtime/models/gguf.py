@@ -17,7 +17,7 @@ from torch import Tensor
 
 from outrider_runtime.errors import Refusal
 from outrider_runtime.models.host import writable
-from outrider_runtime.models.weights import Shapes, torn
+from outrider_runtime.models.weights import LFS_POINTER, Shapes, pointer, torn
 
 _ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 _OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
@@ -47,9 +47,12 @@ class GGUFFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.nbytes = path.stat().st_size
+        with path.open("rb") as stream:
+            if stream.read(8) == LFS_POINTER:
+                raise pointer(path)
         try:
             self._reader = gguf.GGUFReader(path)
-        except (ValueError, IndexError, OverflowError) as error:
+        except (ValueError, IndexError, KeyError, OverflowError) as error:
             raise torn(path, f"is no whole GGUF file ({str(error).splitlines()[0]})") from error
         self._architecture = str(self._value("general.architecture"))
         if self._architecture not in _ARCHITECTURES:
@@ -91,7 +94,7 @@ class GGUFFile:
         if "model.embed_tokens.weight" not in self.shapes:
             raise _unsupported(self.path, "no weights, or not all: token_embd.weight is missing")
         eos = [self._value(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot")]
-        hidden, heads = self._setting("embedding_length"), self._setting("attention.head_count")
+        hidden, heads = self._size("embedding_length"), self._size("attention.head_count")
         return {
             "architectures": [_ARCHITECTURES[self._architecture]],
             "vocab_size": self.shapes["model.embed_tokens.weight"][0],
@@ -135,6 +138,12 @@ class GGUFFile:
             if np.allclose(table, 1 / (smooth + (1 - smooth) / known["factor"]), rtol=1e-3):
                 return {"rope_type": "llama3", **known}
         raise _unsupported(self.path, "a rope_freqs table of unknown origin")
+
+    def _size(self, name: str) -> int:
+        size = self._setting(name)
+        if not isinstance(size, int) or size < 1:
+            raise _unsupported(self.path, f"{self._architecture}.{name} is {size!r}; it must be a positive integer")
+        return size
 
     def _setting(self, name: str, default: Any = None) -> Any:
         return self._value(f"{self._architecture}.{name}", default)

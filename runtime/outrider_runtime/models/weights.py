@@ -210,7 +210,7 @@ def _safetensors_header(file: Path) -> tuple[dict[str, Any], int]:
         begin = stream.read(8)
         length = int.from_bytes(begin, "little")
         if begin == LFS_POINTER:
-            raise _pointer(file)
+            raise pointer(file)
         if size < 8 or length > size - 8:
             raise torn(file, f"is truncated: {size} bytes, its header alone is {length + 8}")
         try:
@@ -224,7 +224,7 @@ def _safetensors_header(file: Path) -> tuple[dict[str, Any], int]:
     return header, 8 + length
 
 
-def _pointer(file: Path) -> Refusal:
+def pointer(file: Path) -> Refusal:
     return Refusal("ModelNotFound", f"{file} is a pointer of Git LFS, not the weights; run git lfs pull where it lies")
 
 
@@ -243,7 +243,7 @@ def _places(file: Path, header: Mapping[str, Any], start: int) -> dict[str, Plac
 def _torch_load(file: Path) -> dict[str, Tensor]:
     with file.open("rb") as stream:
         if stream.read(8) == LFS_POINTER:
-            raise _pointer(file)
+            raise pointer(file)
     try:
         try:
             found = torch.load(file, map_location="cpu", weights_only=True, mmap=True)

@@ -236,6 +236,30 @@ def test_a_torn_file_is_refused_by_name(tmp_path, keep):
     assert "torn.gguf is no whole GGUF file" in refusal.value.message
 
 
+def test_a_file_whose_download_left_its_end_for_later_is_refused_by_name(tmp_path):
+    write(tmp_path / "tiny.gguf")
+    whole = (tmp_path / "tiny.gguf").read_bytes()
+    (tmp_path / "tiny.gguf").write_bytes(whole[:500] + bytes(len(whole) - 500))
+    with pytest.raises(Refusal, match=r"tiny\.gguf is no whole GGUF file .*; copy or download the model again"):
+        GGUFFile(tmp_path / "tiny.gguf")
+
+
+def test_a_pointer_of_git_lfs_is_refused_as_one(tmp_path):
+    (tmp_path / "tiny.gguf").write_text(f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 9\n")
+    with pytest.raises(Refusal, match=r"tiny\.gguf is a pointer of Git LFS, not the weights; run git lfs pull"):
+        open_checkpoint("m", tmp_path, tmp_path / "cache")
+
+
+@pytest.mark.parametrize(
+    ("missing", "key"), [("add_embedding_length", "embedding_length"), ("add_head_count", "attention.head_count")]
+)
+def test_a_header_without_a_size_is_refused_by_its_name(tmp_path, monkeypatch, missing, key):
+    monkeypatch.setattr(gguf.GGUFWriter, missing, lambda *arguments: None)
+    write(tmp_path / "tiny.gguf")
+    with pytest.raises(Refusal, match=rf"tiny\.gguf: llama\.{key} is None; it must be a positive integer"):
+        GGUFFile(tmp_path / "tiny.gguf")
+
+
 def test_of_several_files_in_a_folder_one_must_be_named(tmp_path):
     for name in ("a.gguf", "b.gguf"):
         (tmp_path / name).touch()
