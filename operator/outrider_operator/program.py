@@ -121,11 +121,11 @@ class Operator:
     @asynccontextmanager
     async def _reconciler(self, kube: Kube, writes: Writes) -> AsyncIterator[Reconciler]:
         settings, clock = self._settings, self._clock
-        connector = aiohttp.TCPConnector(limit=settings.measure_concurrency)
+        connector, slots = aiohttp.TCPConnector(limit=0), asyncio.Semaphore(settings.measure_concurrency)
         async with aiohttp.ClientSession(connector=connector) as session:
 
             async def read(pods: Sequence[Pod]) -> Mapping[str, Sample]:
-                samples = await read_pods(session, pods, clock=clock.monotonic)
+                samples = await read_pods(session, pods, clock=clock.monotonic, slots=slots)
                 for sample in samples.values():
                     self._metrics.measurements.labels("read" if sample.answer else "unreadable").inc()
                 return samples

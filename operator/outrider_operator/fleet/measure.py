@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 
 import aiohttp
 
@@ -16,7 +17,7 @@ from outrider_operator.fleet.samples import Answer, Sample
 from outrider_operator.observe import Pod
 
 ADMIN_PORT = 8001
-CONCURRENCY = 32  # pods of one model read at once; the session's connector bounds all models together
+CONCURRENCY = 32  # pods of one model read at once
 TIMEOUT = aiohttp.ClientTimeout(total=4.0, connect=2.0)  # below the 5 s between rounds
 LARGEST_BODY = 64 * 1024  # bytes; an answer is about one thousandth of a megabyte
 
@@ -26,17 +27,19 @@ async def read_pods(
     pods: Iterable[Pod],
     port: int = ADMIN_PORT,
     clock: Callable[[], float] = time.monotonic,
+    slots: asyncio.Semaphore | None = None,
 ) -> dict[str, Sample]:
-    """GET /v1/speculation from each pod, by pod name.
+    """GET /v1/speculation from each pod, by pod name. `slots` bounds how many of all models are read at once: waiting
+    for one is not waiting for the pod, as waiting for a connection of the session's pool would be.
 
     Never raises for a pod's fault: the sample says what it was. All samples of a round carry the time of its start, so
     that pods can be compared round by round; what a pod did in between is exact by its own clock in any case.
     """
     at = clock()
-    slots = asyncio.Semaphore(CONCURRENCY)
+    own, shared = asyncio.Semaphore(CONCURRENCY), slots or nullcontext()
 
     async def read(pod: Pod) -> Sample:
-        async with slots:
+        async with own, shared:
             try:
                 answer = await _exchange(session, "GET", pod, port)
             except (Unavailable, Rejected) as error:

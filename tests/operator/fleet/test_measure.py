@@ -57,8 +57,8 @@ class Runtime:
         await self.session.close()
         await self.runner.cleanup()
 
-    async def read(self, *pods):
-        return await read_pods(self.session, pods or [HERE], self.port, clock=lambda: 7.0)
+    async def read(self, *pods, **fields):
+        return await read_pods(self.session, pods or [HERE], self.port, clock=lambda: 7.0, **fields)
 
 
 def _says(status, body):
@@ -112,6 +112,21 @@ async def test_a_pod_that_never_answers_costs_its_time_and_no_more(monkeypatch):
     async with Runtime(never) as runtime:
         sample = (await runtime.read())["here"]
     assert sample.error.startswith("no answer from port")
+
+
+async def test_pods_of_other_models_that_never_answer_are_waited_for_and_silence_nobody(monkeypatch):
+    async def respond(request):
+        if len(runtime.requests) <= 2:
+            await asyncio.Event().wait()
+        return web.json_response(ACTIVE["response"]["body"])
+
+    monkeypatch.setattr(measure, "TIMEOUT", aiohttp.ClientTimeout(total=0.2, connect=0.1))
+    slots = asyncio.Semaphore(1)
+    async with Runtime(respond) as runtime:
+        silent = [replace(HERE, name=f"silent-{n}") for n in range(2)]
+        theirs, ours = await asyncio.gather(runtime.read(*silent, slots=slots), runtime.read(slots=slots))
+    assert not any(sample.answer for sample in theirs.values())
+    assert ours["here"].answer
 
 
 async def test_one_bad_pod_spoils_no_other():
