@@ -7,7 +7,8 @@ architectures are listed in config.py: those whose logits tests hold to transfor
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache
@@ -66,16 +67,13 @@ class GenericForCausalLM(CausalLM):
 def generic_config(config: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> ModelConfig:
     """From the contents of config.json. Raises Refusal(UnsupportedModel)."""
     architecture = config["architectures"][0]
-    try:
+    with _validated(architecture):
         theirs = _their_config(config)
-    except Refusal:
-        raise
-    except Exception as error:  # transformers validates by exceptions of many kinds
-        raise _unsupported(architecture, f"config.json is not valid: {' '.join(str(error).split())}") from error
     for rope in _ropes(getattr(theirs, "rope_parameters", None) or {}):
         if (kind := rope.get("rope_type", "default")) not in ROPE_TYPES:
             raise _unsupported(architecture, f"rope_type {kind}; supported: {', '.join(ROPE_TYPES)}")
-    layers = _examined(json.dumps(config)).layers
+    with _validated(architecture):
+        layers = _examined(json.dumps(config)).layers
     if len({(layer.heads, layer.kv_heads, layer.dim, layer.softcap) for layer in layers}) != 1:
         raise _unsupported(architecture, "layers of different attention; supported: a window on some of them")
     windows = {layer.window for layer in layers} - {None}
@@ -98,6 +96,18 @@ def generic_config(config: Mapping[str, Any], eos_token_ids: tuple[int, ...]) ->
         bos_token_id=theirs.bos_token_id,
         transformers=dict(config),
     )
+
+
+@contextmanager
+def _validated(architecture: str) -> Iterator[None]:
+    """Raises Refusal for what transformers raises: it validates by exceptions of many kinds."""
+    try:
+        yield
+    except Refusal:
+        raise
+    except Exception as error:
+        told = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise _unsupported(architecture, f"config.json is not valid: {told}") from error
 
 
 def generic_tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:

@@ -105,6 +105,8 @@ def test_its_own_copy_drafts_what_it_writes(tmp_path):
             "GemmaForCausalLM: rope_type dynamic; supported: default, linear, llama3, yarn",
         ),
         ("GemmaForCausalLM", {"vocab_size": "many"}, "GemmaForCausalLM: config.json is not valid: "),
+        ("GemmaForCausalLM", {"hidden_act": "gleu"}, "GemmaForCausalLM: config.json is not valid: KeyError: 'gleu'"),
+        ("GemmaForCausalLM", {"num_attention_heads": 0}, "config.json is not valid: ZeroDivisionError"),
         ("GemmaForCausalLM", {"quantization_config": {"quant_method": "awq"}}, "quantized by awq"),
         ("Gemma4ForCausalLM", {}, "architecture Gemma4ForCausalLM; supported: LlamaForCausalLM"),
     ],
