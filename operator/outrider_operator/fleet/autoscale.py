@@ -147,7 +147,7 @@ def _down(s: Situation) -> Decision:
     if load is None or now is None:
         return Decision(s.current)
     seen = f"at most {load:.1f} requests in flight within {window} s"
-    if now > load:  # a window shorter than that of the way up, which would bring back what is taken away
+    if _needed(now, target) > _needed(load, target):  # the way up would bring back what is taken away
         load, seen = now, f"{now:.1f} requests in flight"
     if load > target * s.current * (1 - TOLERANCE):
         return Decision(s.current)

@@ -141,6 +141,8 @@ def test_a_short_window_takes_away_nothing_that_the_way_up_would_bring_back_at_o
     assert down.replicas == 2
     assert "16.7 requests in flight" in down.reason
     assert _decide(view, 2, scaleDownWindowSeconds=window).replicas == 2
+    calm = _decide(_view([9] * 4 + [1] * 2), 2, scaleDownWindowSeconds=window)
+    assert calm.reason.startswith("at most 1.0 requests in flight within"), "the window's own words where they suffice"
     assert _decide(_view([0] * 2), 2, scaleDownWindowSeconds=window).replicas == 2, "so much has to be seen first"
 
 
