@@ -60,7 +60,7 @@ def _draft_model(setting: Setting) -> Proposer | None:
 def _eagle(setting: Setting) -> Proposer | None:
     if not isinstance(setting.draft, EagleHead) or setting.draft_cache is None:
         return None
-    tree = setting.config.speculation.tree
+    tree, depth = setting.config.speculation.tree, setting.config.speculation.max_tokens
     return Eagle(
         setting.draft,
         setting.target,
@@ -68,7 +68,7 @@ def _eagle(setting: Setting) -> Proposer | None:
         setting.state,
         setting.table,
         setting.config.scheduler.max_batched_tokens,
-        None if tree is None else DynamicTree(tree.top_k, setting.config.speculation.max_tokens, tree.max_tokens),
+        None if tree is None else DynamicTree(tree.top_k, min(depth, tree.max_tokens), tree.max_tokens),
     )
 
 

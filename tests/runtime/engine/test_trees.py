@@ -102,6 +102,16 @@ def test_a_head_that_knows_its_target_has_the_whole_depth_stand(method):
     assert max(delta.drafted for delta in collector.deltas["a"]) == 12
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_a_tree_of_fewer_tokens_than_it_may_be_deep_is_as_deep_as_it_has_tokens(method):
+    """With a single candidate behind each token, three tokens hold all that is read while four are drafted."""
+    model = successor_target()
+    engine = make_engine(method, model, knowing(method, model), tree=TreeConfig(1, 3))
+    collector = run(engine, [AddRequest("a", (5, 6, 7), replace(GREEDY, max_tokens=20, ignore_eos=True))])
+    assert max(len(delta.token_ids) for delta in collector.deltas["a"]) == 4
+    assert len(collector.tokens("a")) == 20
+
+
 def test_of_a_tree_more_stands_than_of_a_chain():
     """Of tokens drawn with noise that the head's own logits hardly know."""
     accepted = []
