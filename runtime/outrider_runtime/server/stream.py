@@ -19,6 +19,8 @@ async def stream(request: web.Request, generation: Generation, choices: Sequence
     response = web.StreamResponse(headers=_HEADERS)
     if request.version.minor:
         response.enable_chunked_encoding()
+    else:  # of HTTP/1.0: that the connection ends is how a client knows the end
+        response.force_close()
     writer = await response.prepare(request)
     if writer is None:
         raise ConnectionResetError("the client has gone")

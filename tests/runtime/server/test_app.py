@@ -473,6 +473,18 @@ class TestConnections:
         assert got.headers["Connection"] == "close"
         await got.read()
 
+    async def test_a_stream_that_only_the_connections_end_ends_is_closed_though_the_client_would_keep_it(self, served):
+        says(served, "x")
+        body = json.dumps({**COMPLETION, "stream": True}).encode()
+        head = f"POST /v1/completions HTTP/1.0\r\nConnection: keep-alive\r\nContent-Length: {len(body)}\r\n\r\n"
+        reader, writer = await asyncio.open_connection("127.0.0.1", served.api.port)
+        writer.write(head.encode() + body)
+        async with asyncio.timeout(10):
+            answer = await reader.read()
+        assert answer.endswith(b"data: [DONE]\n\n")
+        assert b"keep-alive" not in answer
+        writer.close()
+
     async def test_while_draining_new_requests_get_503_and_the_connection_closes(self, served):
         served.service.draining = True
         got = await served.api.post("/v1/completions", json=COMPLETION)
