@@ -429,6 +429,25 @@ def test_scaling_is_active_within_its_target():
     assert "spec.replicas is ignored" in Situation(SCALED).conditions()["ScalingActive"]["message"]
 
 
+@pytest.mark.parametrize(
+    ("running", "most", "said", "beyond"),
+    [(12, 2, False, True), (8.6, 2, False, False), (8.6, 2, True, True), (7, 2, True, False), (8, 9, True, False)],
+    ids=("too much", "within the tolerance", "still too much", "no longer", "more replicas may come"),
+)
+def test_a_load_that_maxreplicas_cannot_take_is_said_and_does_not_turn_the_message_at_the_edge(
+    running, most, said, beyond
+):
+    """Of two replicas, at four requests each."""
+    words = "more requests are in flight than maxReplicas allows for"
+    situation = Situation(
+        SCALED, {"autoscaling": {"minReplicas": 2, "maxReplicas": most}}, ready=2, did=Did(running / 2)
+    )
+    situation.before(("ScalingActive", "True", "WithinTarget"))
+    situation.model.status["conditions"][0]["message"] = words if said else ""
+    assert situation.says("ScalingActive") == ("True", "WithinTarget")
+    assert situation.conditions()["ScalingActive"]["message"].endswith(words) is beyond
+
+
 def test_a_decision_is_told_in_its_own_words():
     situation = Situation(SCALED, did=Did(running=12))
     assert situation.says("ScalingActive") == ("True", "Scaling")

@@ -111,7 +111,7 @@ class Reason(StrEnum):
     SCALING = "Scaling"
     """The number of replicas is changing; the message says why."""
     WITHIN_TARGET = "WithinTarget"
-    """The number of replicas fits the load."""
+    """The number of replicas fits the load, as far as the bounds let it; the message says so where they do not."""
     REPLICAS_OWNED_ELSEWHERE = "ReplicasOwnedElsewhere"
     """Somebody else writes the Deployment's replicas. Let it scale the SpeculativeModel instead."""
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from outrider_operator.api.reasons import Reason, Status
+from outrider_operator.api.reasons import ConditionType, Reason, Status
+from outrider_operator.api.v1alpha1 import Autoscaling
 from outrider_operator.facts import Facts, live_replicas
+from outrider_operator.fleet.autoscale import TOLERANCE, load_now
 from outrider_operator.judgements.ready import failing, without_replicas
-from outrider_operator.judgements.verdict import Chain, Verdict
+from outrider_operator.judgements.verdict import Chain, Verdict, find
+
+BEYOND = "more requests are in flight than maxReplicas allows for"
 
 
 def _owned_elsewhere(facts: Facts) -> Verdict | None:
@@ -50,12 +54,25 @@ def _within_target(facts: Facts) -> Verdict | None:
     if spec is None or spec.autoscaling is None or not facts.view.measurable:
         return None
     scaling = spec.autoscaling
-    return Verdict(
-        Status.TRUE,
-        Reason.WITHIN_TARGET,
+    message = (
         f"{scaling.min_replicas} to {scaling.max_replicas} replicas by {scaling.target_concurrency} requests in flight "
-        "each; spec.replicas is ignored",
+        "each; spec.replicas is ignored"
     )
+    if _beyond(facts, scaling):
+        message += f"; {BEYOND}"
+    return Verdict(Status.TRUE, Reason.WITHIN_TARGET, message)
+
+
+def _beyond(facts: Facts, scaling: Autoscaling) -> bool:
+    """Whether the most replicas there may be are too few. What hovers at the edge must not turn the message each time,
+    and what nobody can tell yet stays said."""
+    if facts.desired < scaling.max_replicas:
+        return False
+    before = find(facts.observed.model.status, ConditionType.SCALING_ACTIVE).get("message") or ""
+    said, load = before.endswith(BEYOND), load_now(facts.view)
+    if load is None:
+        return said
+    return load > scaling.target_concurrency * scaling.max_replicas * (1 if said else 1 + TOLERANCE)
 
 
 SCALING_ACTIVE: Chain = (_owned_elsewhere, _fixed, without_replicas, unmeasured, _scaling, _within_target)
