@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
+from typing import Any
 
 from outrider_operator.api.v1alpha1 import API_VERSION, KIND
 from outrider_operator.apply import Applier
@@ -58,6 +59,8 @@ class Reconciler:
         self._applier = Applier(kube, cache, writes)
         self._apply_errors: dict[Key, str] = {}
         self._status_written: dict[Key, float] = {}
+        # what was wanted and what the server made of it, where others keep fields: to write it again changes nothing
+        self._status_left: dict[Key, tuple[Mapping[str, Any], Mapping[str, Any]]] = {}
         self._replicas_written: dict[Key, tuple[str, float]] = {}  # by whom else, and when that was last seen
 
     async def work(self) -> None:
@@ -204,17 +207,22 @@ class Reconciler:
     async def _write_status(self, observed: Observed, planned: Plan) -> bool:
         """Whether there was something to write."""
         model = observed.model
-        wanted = status(observed, planned)
-        if not differs(wanted, model.status):
+        key, wanted = Key(model.namespace, model.name), status(observed, planned)
+        if not differs(wanted, model.status) or self._status_left.get(key) == (wanted, model.status):
             return False
         metadata = {"namespace": model.namespace, "name": model.name, "uid": model.uid}
         try:
-            await self._writes.apply_status(
+            answer = await self._writes.apply_status(
                 {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "status": wanted}
             )
         except NotFound:
             return True  # deleted meanwhile; the watch will say so
-        self._status_written[Key(model.namespace, model.name)] = self._clock()
+        self._status_written[key] = self._clock()
+        left = answer.get("status") or {}
+        if differs(wanted, left):
+            self._status_left[key] = wanted, left
+        else:
+            self._status_left.pop(key, None)
         return True
 
     def _forget(self, key: Key) -> None:
@@ -223,6 +231,7 @@ class Reconciler:
             memory.forget(key)
         self._apply_errors.pop(key, None)
         self._status_written.pop(key, None)
+        self._status_left.pop(key, None)
         self._replicas_written.pop(key, None)
 
 

@@ -217,3 +217,23 @@ async def test_pods_are_told_a_policy_that_is_written_whatever_else_is_refused(r
     assert rig.condition("Accepted")["reason"] == "ApplyFailed"
     assert [name for name, _ in rig.told] == told
     await rig.rounds.close()
+
+
+class _Kept(FakeKube):
+    """Somebody else owns fields of the status, too, such as who restored it from a backup: apply removes none."""
+
+    async def apply_status(self, body: Any) -> dict[str, Any]:
+        theirs = {"draft": {"parameters": 7}, "speculativeDecoding": {"acceptancePercent": 71}}
+        return await super().apply_status({**body, "status": merged(theirs, body["status"])})
+
+
+async def test_a_field_of_the_status_that_somebody_else_keeps_is_no_reason_to_write_at_every_look() -> None:
+    rig = Rig(_Kept())
+    for _ in range(4):
+        await rig.reconciler.reconcile(KEY)
+        rig.hear()
+    assert rig.kube.objects[KIND, *KEY]["status"]["draft"] == {"parameters": 7}
+    assert len([verb for verb, _, _ in rig.kube.calls if verb == "apply_status"]) <= 2
+    rig.edit({"replicas": 2})
+    await rig.reconciler.reconcile(KEY)
+    assert rig.kube.objects[KIND, *KEY]["status"]["desiredReplicas"] == 2
