@@ -82,6 +82,20 @@ def open_head(name: str, path: Path, method: Method, target: Checkpoint) -> Chec
     return Checkpoint(name, path, config, target.tokenizer)
 
 
+def head_method(path: Path) -> Method | None:
+    """Of a draft that is no model of its own, as far as its config.json says so: its weights need not be there."""
+    file = path / "config.json"
+    config = _json(file) if file.is_file() else {}
+    architectures = str(config.get("architectures")).lower()
+    if "medusa_num_heads" in config:
+        return "medusa"
+    if "eagle3" in architectures or config.keys() & {"draft_vocab_size", "eagle_config", "speculators_model_type"}:
+        return "eagle3"
+    # EAGLE-1's calls itself a Llama, of one layer, and comes without a tokenizer
+    alone = config.get("num_hidden_layers") == 1 and not (path / "tokenizer.json").is_file()
+    return "eagle" if "eagle" in architectures or alone else None
+
+
 @contextmanager
 def readable(name: str) -> Iterator[None]:
     """Raises Refusal when a file of the model called `name` may not be read in it, as on another user's claim."""

@@ -12,7 +12,7 @@ from huggingface_hub import constants
 from outrider_runtime.config import HEADS, WITH_WEIGHTS, EngineConfig, SourceConfig
 from outrider_runtime.engine.messages import DraftState
 from outrider_runtime.errors import Refusal
-from outrider_runtime.models.checkpoint import Checkpoint, open_checkpoint, open_head, readable
+from outrider_runtime.models.checkpoint import Checkpoint, head_method, open_checkpoint, open_head, readable
 from outrider_runtime.models.config import ModelConfig
 from outrider_runtime.models.host import cpu_memory
 from outrider_runtime.models.memory import Memory, Plan, parameters, plan
@@ -112,6 +112,10 @@ def _candidate(role: str, config: EngineConfig, source: SourceConfig, report: Re
     cache = cache_folder(config)
     with readable(source.uri):
         found = find(source, cache, report, weights=False)
+        if role == "draft" and (method := head_method(found.path)):
+            raise Refusal(
+                "UnsupportedModel", f"{source.uri}: it is a head, not a model of its own; use the method {method}"
+            )
         checkpoint = open_checkpoint(source.uri, found.path, cache / "tokenizers")
         checkpoint.vocabulary()
         if found.complete:

@@ -301,6 +301,26 @@ def test_a_head_that_does_not_fit_is_refused_and_the_target_served(small_target_
     assert said in found.draft_state.message
 
 
+@pytest.mark.parametrize(
+    ("made", "said", "name", "method"),
+    [
+        (eagle_tensors(1), HEAD, "model", "eagle"),
+        (eagle_tensors(3), {**HEAD, "draft_vocab_size": VOCAB - 20}, "model", "eagle3"),
+        (eagle_tensors(3), {**HEAD, "architectures": ["LlamaForCausalLMEagle3"]}, "model", "eagle3"),
+        (eagle_tensors(3), {**SPECULATORS, "architectures": ["Eagle3Speculator"]}, "model", "eagle3"),
+        (medusa_tensors(), {"medusa_num_heads": 2}, "medusa_lm_head", "medusa"),
+    ],
+    ids=["EAGLE-1", "EAGLE-3", "EAGLE-3 as SGLang names it", "speculators", "Medusa"],
+)
+def test_a_head_given_as_a_draft_model_is_refused_by_its_own_method(
+    small_target_dir, tmp_path, made, said, name, method
+):
+    head = write_head(tmp_path / "head", made, said, name=name)
+    state = preflight(config(small_target_dir, head, "draft-model"), quiet, quiet).draft_state
+    assert (state.ok, state.reason) == (False, "UnsupportedModel")
+    assert state.message == f"{head}: it is a head, not a model of its own; use the method {method}"
+
+
 def test_an_eagle_head_does_not_draft_for_a_model_that_cannot_be_looked_into(tmp_path):
     other = make_model(tmp_path / "target", architecture="Olmo2ForCausalLM")
     head = write_head(tmp_path / "head", eagle_tensors(3), {**HEAD, **TAPPED})
