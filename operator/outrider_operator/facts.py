@@ -42,7 +42,7 @@ def live_replicas(deployment: Mapping[str, Any] | None) -> int | None:
 def foreign_writer(deployment: Mapping[str, Any] | None) -> str:
     """Who else owns the Deployment's replicas as it is; empty when nobody does."""
     for entry in (deployment or {}).get("metadata", {}).get("managedFields") or ():
-        if entry.get("manager") == labels.FIELD_MANAGER:
+        if entry.get("manager") in (labels.FIELD_MANAGER, labels.REPAIR_MANAGER):
             continue
         if "f:replicas" in ((entry.get("fieldsV1") or {}).get("f:spec") or {}):
             return str(entry.get("manager") or "somebody")

@@ -168,7 +168,7 @@ class Client:
         # by another manager: one that both applies and updates keeps fields that it no longer applies
         kind, metadata = body["kind"], body["metadata"]
         path = KINDS[kind].path(metadata["namespace"], metadata["name"])
-        return await self._request("overwrite", kind, path, {"fieldManager": f"{labels.FIELD_MANAGER}-repair"}, body)
+        return await self._request("overwrite", kind, path, {"fieldManager": labels.REPAIR_MANAGER}, body)
 
     async def update(self, body: Body) -> dict[str, Any]:
         kind, metadata = body["kind"], body["metadata"]

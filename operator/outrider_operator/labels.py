@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 FIELD_MANAGER = "outrider-operator"
+REPAIR_MANAGER = f"{FIELD_MANAGER}-repair"  # of what apply alone cannot set right
 
 MODEL = "outrider.dev/model"  # label: the object's name; the selector of everything, for ever
 TEMPLATE = "outrider.dev/template"  # pod label: hash of the pod template it was made from

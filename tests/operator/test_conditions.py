@@ -9,6 +9,7 @@ from datetime import timedelta
 import pytest
 from tests.operator.build import DEFAULTS, DRAFTED, START, Did, child, merged, model, observed, pod, samples
 
+from outrider_operator import labels
 from outrider_operator.api.reasons import ConditionType, Reason, Status
 from outrider_operator.api.v1alpha1 import SpeculativeModelStatus
 from outrider_operator.fleet.samples import Fleet
@@ -482,6 +483,17 @@ def test_a_foreign_owner_of_replicas_is_named():
     situation.children["Deployment"] = replace(situation.children["Deployment"], body=body)
     assert situation.says("ScalingActive") == ("False", "ReplicasOwnedElsewhere")
     assert situation.conditions()["ScalingActive"]["message"].startswith("hpa ")
+
+
+def test_our_own_repairs_are_no_foreign_owner():
+    situation = Situation(SCALED)
+    fields = [
+        {"manager": manager, "fieldsV1": {"f:spec": {"f:replicas": {}}}}
+        for manager in (labels.FIELD_MANAGER, labels.REPAIR_MANAGER)
+    ]
+    body = merged(situation.children["Deployment"].body, {"metadata": {"managedFields": fields}})
+    situation.children["Deployment"] = replace(situation.children["Deployment"], body=body)
+    assert situation.says("ScalingActive") == ("True", "WithinTarget")
 
 
 # -- speculation ---------------------------------------------------------------------------------------------------
