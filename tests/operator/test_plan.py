@@ -9,9 +9,10 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.operator.build import DEFAULTS, DRAFTED, Cluster, child, model, observed
+from tests.operator.build import DEFAULTS, DRAFTED, Cluster, answer, child, model, observed
 
 from outrider_operator.api.v1alpha1 import SpeculativeModelStatus
+from outrider_operator.fleet.samples import Counters, Sample
 from outrider_operator.plan import Defaults, Plan, plan
 from outrider_operator.render.policy import remembered
 from outrider_operator.status import differs, status
@@ -241,6 +242,21 @@ def test_speculation_does_not_resume_while_replicas_that_are_needed_start():
     assert cluster.state == "Suspended"
     cluster.run(60, load=2)
     assert cluster.state == "Active"
+
+
+def test_numbers_that_no_pod_can_mean_stop_no_plan():
+    """Each is finite and not negative, as is asked of an answer; their quotients are not."""
+    cluster = Cluster(model(DRAFTED))
+    cluster.reconcile()
+    cluster.run(60)
+    [name] = cluster.pods
+    for number, uptime in enumerate((0.0, 5e-324, 1e-323, 1e-300, 1e-3, 1.0, 2.0, 3.0)):
+        cluster.now += 5
+        lies = Counters(0.0, 10.0 ** (2 * number), 5e-324, 1e18, 1e18, 1e18, 0.0, uptime)
+        cluster.measured({name: Sample(cluster.now, answer(lies, running=1e18, break_even_concurrency=10**18))})
+    assert 1 <= cluster.replicas <= 8
+    cluster.run(300)
+    assert (cluster.state, cluster.condition("Accepted")["status"]) == ("Active", "True")
 
 
 def test_a_pod_that_falls_silent_changes_nothing():

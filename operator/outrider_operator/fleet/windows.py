@@ -17,6 +17,7 @@ from outrider_operator.fleet.samples import Answer, Counters, Fleet, Sample
 PERIOD = 5.0  # seconds between rounds of reading
 STALE = 3 * PERIOD  # a pod last heard of longer ago is not measured
 LONGEST = STALE  # seconds one interval may span and still stand for each period in it
+SHORTEST = 1e-6  # seconds of a pod's clock, below which nothing was measured
 THINNED = 90.0  # the same for the past of the load, whose old samples are thinned to one a minute
 
 _NOTHING = Counters(0, 0, 0, 0, 0, 0, 0, 0)
@@ -53,7 +54,7 @@ def _interval(before: Sample, after: Sample) -> Interval | None:
     if restarted(now, then):
         then = _NOTHING  # all it counted, it counted since
     seconds = now.uptime_seconds - then.uptime_seconds
-    if seconds <= 0:
+    if seconds < SHORTEST:
         return None
     return Interval(
         start=before.at,

@@ -51,11 +51,12 @@ def test_a_pod_that_restarted_and_ran_longer_than_before_is_seen_to_have_restart
         [_sample(0, 0, 1), Sample(5, None, "timeout"), _sample(10, 50, 11)],
         [_sample(0, 0, 1), _sample(91, 50, 92)],
         [_sample(0, 3, 2), _sample(5, 0, 0)],
+        [_sample(0, 0, 0), _sample(5, 1e18, 5e-324)],
         [_sample(5, 0, 1), _sample(5, 1, 2)],
         [_sample(0, 0, 1)],
         [],
     ],
-    ids=("failed reading", "too long", "no uptime", "no time", "one sample", "nothing"),
+    ids=("failed reading", "too long", "no uptime", "no uptime to speak of", "no time", "one sample", "nothing"),
 )
 def test_a_gap_is_no_interval(history):
     assert intervals(history) == []
