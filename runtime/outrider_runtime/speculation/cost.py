@@ -11,7 +11,7 @@ import itertools
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
@@ -33,6 +33,7 @@ DRIFT = 0.03  # of a machine's clock: no measured point stays more certain
 OUTLIER = 4.0  # standard deviations
 LEAST = 0.1  # of what is expected, whatever was learned of noise: no step takes no time
 CONFIRMED = 3  # outliers of a graph in a row, in one direction, are no stall of a single step
+ALIKE = 0.25  # of a change: how much less or more another graph may have changed for both to be one
 DOUBTED_SECONDS = 0.25  # after which a sudden change is examined; each time that it is still there, twice as long
 
 
@@ -88,6 +89,11 @@ class _Roofline:
     per_step: float = 0.0
     per_turn: float = 0.0  # of the draft loop
 
+    def slower(self, factor: float) -> _Roofline:
+        return replace(
+            self, per_byte=factor * self.per_byte, per_step=factor * self.per_step, per_turn=factor * self.per_turn
+        )
+
     def products(self, parameters: float, tokens: Floats | float, model: ModelShape) -> Floats:
         """Seconds to multiply so many tokens by all of these weights."""
         relative = 2.0 * np.asarray(tokens) / (self.flops_per_byte * model.bytes_per_parameter)
@@ -96,6 +102,18 @@ class _Roofline:
 
 
 _Parts = tuple[float, list[tuple[int, float]]]  # seconds that nothing corrects; index of a correction, seconds
+_Belief = tuple[Floats, Floats]  # mean and covariance of the relative corrections
+
+
+@dataclass(slots=True)
+class _Sudden:
+    """A change that has not lasted yet. Changes are logarithms of how many times longer steps take."""
+
+    until: float
+    before: _Belief
+    bucket: int  # of tokens, where it was seen
+    change: float
+    others: dict[int, list[float]] = field(default_factory=dict)  # of steps since, by bucket
 
 
 class CostTable:
@@ -121,10 +139,12 @@ class CostTable:
         self._reads, self._attention = len(self._prior) - 2, len(self._prior) - 1  # indices behind the graphs'
         self._anchor = self._belief = (np.zeros(len(self._prior)), self._prior)
         self._noise = DRIFT
+        self._stretches: dict[tuple[int, int], float] = {}  # of a graph's last step: the logarithm of by how much it
+        # took longer than by the roofline
         self._suspects: dict[tuple[int, int], int] = {}  # outliers in a row; below zero if faster
         self._doubted: set[tuple[int, int]] = set()  # graphs that have changed suddenly
         self._doubt = DOUBTED_SECONDS
-        self._sudden: tuple[float, tuple[Floats, Floats]] | None = None  # until when what was known before is put aside
+        self._sudden: _Sudden | None = None
         self._last = -math.inf
 
     @property
@@ -170,25 +190,28 @@ class CostTable:
 
     def observe(self, shape: StepShape, seconds: float, now: float) -> None:
         """Learn from a step that ran; `now` is monotonic. A stall is left out, unless it lasts for a few steps. Then it
-        is believed for a moment only: nobody runs again what has become too dear, to see whether it still is."""
+        is believed for a moment only: nobody runs again what has become too dear, to see whether it still is. What
+        another graph shares is the machine's, and believed of all."""
         if self._roofline is None or not 0.0 < seconds < math.inf:
             return
         self._forget(now)
-        if self._sudden is not None and now >= self._sudden[0]:
-            self._belief, self._sudden = self._sudden[1], None
-            self._suspects.clear()
+        if self._sudden is not None and now >= self._sudden.until:
+            self._restore(self._sudden.before)
         parts = self._parts(shape)
+        if self._sudden is not None and self._all_changed(self._sudden, parts, seconds):
+            return
         expected = self._expected(parts)
         # Prompts pay for attention among themselves, which the parts do not hold.
         noise = self._noise * expected * (1.0 + 4.0 * shape.prompt_tokens / max(1, shape.tokens))
         surprise = (seconds - expected) / math.hypot(noise, _deviation(self._belief, parts))
         key = (parts[1][0][0], shape.draft_length)
+        stretch = math.log(seconds / (parts[0] + sum(part for _, part in parts[1])))
         if abs(surprise) > OUTLIER:
             before, one = self._suspects.get(key, 0), 1 if surprise > 0 else -1
             self._suspects[key] = one + (before if before * one > 0 else 0)
             if abs(self._suspects[key]) < CONFIRMED:
                 return
-            self._put_aside(key, now)
+            self._put_aside(key, math.log(seconds / expected), now)
             mean, covariance = self._belief  # it has changed: learn as if anew
             self._belief = (mean, 0.5 * (covariance + self._anchor[1]))
         else:
@@ -196,8 +219,10 @@ class CostTable:
             if self._sudden is None and key in self._doubted:
                 self._doubted.clear()  # it is as it was
                 self._doubt = DOUBTED_SECONDS
-            missed = (seconds - expected) / expected
-            self._noise = math.sqrt(max(0.01**2, 0.98 * self._noise**2 + 0.02 * missed**2))
+            # What differs from step to step: a miss that stays is no noise, but what there is to learn.
+            jitter = stretch - self._stretches.get(key, stretch)
+            self._noise = math.sqrt(max(0.01**2, 0.98 * self._noise**2 + 0.02 * jitter**2 / 2))
+        self._stretches[key] = stretch
         self._belief = _updated(self._belief, parts, seconds, noise)
 
     def grid(self, prompt_tokens: int, kv_tokens: int, draft_context: float) -> Grid:
@@ -238,8 +263,8 @@ class CostTable:
             raise RuntimeError("the cost table has not been fitted")
         return self._roofline
 
-    def _expected(self, parts: _Parts) -> float:
-        mean = self._belief[0]
+    def _expected(self, parts: _Parts, belief: _Belief | None = None) -> float:
+        mean = (belief or self._belief)[0]
         return parts[0] + sum(seconds * max(1.0 + float(mean[index]), LEAST) for index, seconds in parts[1])
 
     def _parts(self, shape: StepShape) -> _Parts:
@@ -322,12 +347,41 @@ class CostTable:
         prior[size - 1, size - 1] = ATTENTION_DEVIATION**2
         return prior
 
-    def _put_aside(self, key: tuple[int, int], now: float) -> None:
+    def _put_aside(self, key: tuple[int, int], change: float, now: float) -> None:
         """What is known, until the change has lasted."""
         if self._sudden is None:  # else it is the guess of the change that was wrong, of a graph that has not changed
             self._doubted.add(key)
-            self._sudden = now + self._doubt, self._belief
+            self._sudden = _Sudden(now + self._doubt, self._belief, key[0], change)
             self._doubt = min(2.0 * self._doubt, FORGETTING_SECONDS)
+
+    def _restore(self, belief: _Belief) -> None:
+        self._belief, self._sudden = belief, None
+        self._suspects.clear()
+
+    def _all_changed(self, sudden: _Sudden, parts: _Parts, seconds: float) -> bool:
+        """Whether by this step another graph has changed like the first one. Then the machine is taken to have (its
+        clock, or what else it runs), and so all graphs, by as much; those that are not known to and might be cheap
+        will be tried once."""
+        bucket = parts[1][0][0]
+        if bucket == sudden.bucket:
+            return False
+        known = sudden.others.setdefault(bucket, [])
+        known.append(math.log(seconds / self._expected(parts, sudden.before)))
+        change = float(np.median(known))
+        if len(known) == 1 or abs(change - sudden.change) > ALIKE * abs(sudden.change):
+            return False
+        factor = math.exp((change + sudden.change) / 2.0)
+        self._roofline = self._fit.slower(factor)
+        self._graphs = self._graph_seconds(self._roofline)
+        mean, covariance = sudden.before
+        unseen = np.zeros(len(mean))
+        unseen[: len(self._tokens)] = max(0.0, 1.0 - 1.0 / factor)
+        unseen[[bucket, sudden.bucket]] = 0.0
+        self._restore((mean, covariance + np.diag(unseen**2)))
+        self._doubted.clear()
+        self._doubt = DOUBTED_SECONDS
+        self._stretches.clear()
+        return True
 
     def _forget(self, now: float) -> None:
         if now - self._last < 0.05:
@@ -347,7 +401,7 @@ def _bucket(buckets: Sequence[int], size: int) -> tuple[int, int]:
     return index, buckets[index]
 
 
-def _updated(belief: tuple[Floats, Floats], parts: _Parts, seconds: float, noise: float) -> tuple[Floats, Floats]:
+def _updated(belief: _Belief, parts: _Parts, seconds: float, noise: float) -> _Belief:
     """Kalman's update by one total."""
     mean, covariance = belief
     together = sum((part * covariance[index] for index, part in parts[1]), np.zeros(len(mean)))
@@ -356,6 +410,6 @@ def _updated(belief: tuple[Floats, Floats], parts: _Parts, seconds: float, noise
     return mean + together * (missed / variance), covariance - np.outer(together, together / variance)
 
 
-def _deviation(belief: tuple[Floats, Floats], parts: _Parts) -> float:
+def _deviation(belief: _Belief, parts: _Parts) -> float:
     covariance = belief[1]
     return math.sqrt(sum(a * b * float(covariance[i, j]) for i, a in parts[1] for j, b in parts[1]))

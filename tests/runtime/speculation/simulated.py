@@ -132,6 +132,7 @@ class Simulation:
     now: float = 100.0
     steps: list[Step] = field(default_factory=list)
     stall: Callable[[float], float] = lambda now: 0.0
+    slowness: float = 1.0  # of everything
     prompts: bool = False
     arriving: int = 0  # requests whose prompts are read one after the other, as many at once as a step has room for
 
@@ -173,7 +174,7 @@ class Simulation:
         decision = self.adaptive.decide(decoding, prompt_tokens, self.now, self.arriving)
         if self._pending is not None:
             self.adaptive.observe(*self._pending)
-        took = true_seconds(decision.shape, model=self.model)
+        took = self.slowness * true_seconds(decision.shape, model=self.model)
         measured = took * (1.0 + self.noise * self._random.standard_normal()) + self.stall(self.now)
         self.now += measured
         draws = self._random.random((count, 9)) < chances[:, None]

@@ -133,6 +133,43 @@ def test_a_lasting_change_is_examined_less_often_though_the_graphs_that_had_no_p
     assert len(examined) <= 1 + math.log2(10.0 / DOUBTED_SECONDS)
 
 
+def test_what_has_changed_alike_in_two_graphs_has_changed_in_all_and_stays():
+    table = make_table()
+    shapes = STEP, decode(4, 1), decode(200, 0)
+    for shape in shapes:
+        learn(table, shape, table.seconds(shape), times=20)
+    before = [table.seconds(shape) for shape in shapes]
+    learn(table, STEP, 2.0 * before[0], times=CONFIRMED)
+    learn(table, shapes[1], 2.0 * before[1], times=2)
+    for _ in range(2):
+        assert [table.seconds(shape) for shape in shapes] == pytest.approx([2.0 * each for each in before], rel=0.01)
+        learn(table, STEP, 2.0 * before[0], now=10.0 + 2 * DOUBTED_SECONDS)
+    assert table.seconds(shapes[2], hope=1.0) < 1.2 * before[2]  # which was not seen to: worth a trial
+    assert table.seconds(STEP, hope=1.0) > 1.9 * before[0]
+
+
+def test_graphs_that_stayed_as_they_were_do_not_make_a_change_one_of_all():
+    table = make_table()
+    shapes = STEP, decode(4, 1), decode(200, 0)
+    for shape in shapes:
+        learn(table, shape, table.seconds(shape), times=20)
+    before = [table.seconds(shape) for shape in shapes]
+    learn(table, STEP, 2.0 * before[0], times=CONFIRMED + 5)
+    for shape, seconds in zip(shapes[1:], before[1:], strict=True):
+        learn(table, shape, 1.001 * seconds, times=5)
+    seconds = [table.seconds(shape) for shape in shapes]
+    assert seconds == pytest.approx([2.0 * before[0], *before[1:]], rel=0.1)
+
+
+def test_a_miss_that_stays_is_not_taken_for_noise():
+    """In which what comes after it would be lost."""
+    table = make_table()
+    before = table.seconds(STEP)
+    for stretch in (1.12, 1.24, 1.36, 1.48):  # each too little to be sudden
+        learn(table, STEP, stretch * before, times=3)
+    assert table.seconds(STEP) == pytest.approx(1.48 * before, rel=0.04)
+
+
 def test_what_was_put_aside_before_a_fit_does_not_come_back_after_it():
     table, fitted = make_table(), make_table()
     table.fit([(decode(1, 0), 0.02)])
