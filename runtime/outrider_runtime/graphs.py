@@ -12,9 +12,9 @@ from contextlib import contextmanager
 
 import torch
 
-# Widths that graphs are captured for. Up to some 256 a step is bound by the weights' bytes, and what it computes in vain
-# costs nothing; above, products are made in tiles of 128 rows, and padding costs what it computes. Prompts alone make
-# steps of more than 2,048, of which all but the last are full.
+# Widths that graphs are captured for. Up to some 256 a step is bound by the weights' bytes, and what it computes in
+# vain costs nothing; above, products are made in tiles of 128 rows, and padding costs what it computes. Hardly any step
+# but a prompt's has more than 2,048, and of a prompt's all but the last are full.
 BUCKETS = (
     *(1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 160, 192, 256, 320, 384, 448),
     *range(512, 2048, 128),
