@@ -18,10 +18,12 @@ eagle3() { decode --method eagle3 --accepted-length 3.35; }
 adaptive() { decode --method eagle3 --acceptance 0.8 --adaptive --num-speculative-tokens 6; }
 
 # Chains and trees of the same depth, at the same accepted length: what a tree costs, which it has to accept more for.
+# 26 tokens are about as many as Medusa's own tree has, 60 as EAGLE-2's.
 heads() {
-    local few=(--method eagle medusa --num-speculative-tokens 5 --accepted-length 3.35 --concurrency 1 4)
-    decode "${few[@]}"
-    decode "${few[@]}" --tree-top-k 8 --tree-max-tokens 26
+    local few=(--num-speculative-tokens 5 --accepted-length 3.35 --concurrency 1 4)
+    decode --method eagle medusa "${few[@]}"
+    decode --method eagle medusa "${few[@]}" --tree-top-k 3 --tree-max-tokens 26
+    decode --method eagle "${few[@]}" --tree-top-k 8 --tree-max-tokens 60
 }
 
 # Prompts: time until all have their first token. Many at once by as many a step as peers read, too.
