@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from outrider_runtime.config import SchedulerConfig
 from outrider_runtime.engine.feed import BlockUpdate
 from outrider_runtime.engine.request import Request
-from outrider_runtime.kv.prefix import PrefixCache, extend_chain
+from outrider_runtime.kv.prefix import Digest, PrefixCache, extend_chain
 
 
 @dataclass(slots=True, eq=False)
@@ -179,7 +179,8 @@ class Scheduler:
         return Chunk(request, request.shortest - 1, 1, max(0, wanted), decodes=True, samples=True)
 
     def _admit(self, *, follow: bool) -> bool:
-        """Start the request that has waited longest, if blocks for all of its text are to be had."""
+        """Start the request that has waited longest, if blocks for all of its text are to be had, and no running one is
+        about to publish what this one would compute again."""
         if not self.waiting or len(self.running) >= self._config.max_concurrency:
             return False
         request = self.waiting[0]
@@ -193,6 +194,9 @@ class Scheduler:
             cached = hit.draft_blocks
             self._cache.pool.release(reversed(hit.blocks[cached:]))
         request.blocks = hit.blocks[:cached]
+        if cached < reusable and self._is_being_read(request.chain[cached], cached):
+            self._release(request)
+            return False
         end = min(length + self._followed, self._max_model_len)
         if (self.running and self._missing(request, end) > self._spare) or not self._grow(request, end):
             self._release(request)
@@ -211,6 +215,12 @@ class Scheduler:
             self.prefix_hits += request.cached_tokens
         self.running.append(self.waiting.popleft())
         return True
+
+    def _is_being_read(self, digest: Digest, index: int) -> bool:
+        """Whether a running request computes the block of this digest, its `index`-th."""
+        return self._cache.enabled and any(
+            each.published <= index < len(each.chain) and each.chain[index] == digest for each in self.running
+        )
 
     def _preempt(self, request: Request) -> None:
         """Back to the head of the queue; what it has published may still be there when its turn comes."""

@@ -36,7 +36,7 @@ class PrefixCache:
 
     def __init__(self, num_blocks: int, enabled: bool = True) -> None:
         self.pool = BlockPool(num_blocks, self._forget)
-        self._enabled = enabled
+        self.enabled = enabled
         self._block_of: dict[Digest, int] = {}
         self._digest_of: dict[int, Digest] = {}
         self._draft_valid: set[int] = set()
@@ -55,7 +55,7 @@ class PrefixCache:
     def publish(self, block: int, digest: Digest, *, draft_valid: bool = False) -> None:
         """A full block's KV is written and its tokens are verified. Of several equal blocks the first is kept, or the
         first with the draft's KV, if this one is so far."""
-        if not self._enabled:
+        if not self.enabled:
             return
         if (known := self._block_of.get(digest)) is not None:
             if known in self._draft_valid or not draft_valid:

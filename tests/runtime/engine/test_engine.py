@@ -137,6 +137,16 @@ def test_the_first_delta_alone_tells_how_much_of_the_prompt_was_cached():
     assert (engine.stats().prefix_cache_queries, engine.stats().prefix_cache_hits) == (18, 8)
 
 
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("method", ["no speculation", "equal draft", "EAGLE-3"])
+def test_choices_of_one_prompt_share_its_computation(method, overlap):
+    engine = make_engine(method, overlap=overlap)
+    collector = run(engine, [AddRequest(str(i), PROMPT, GREEDY) for i in range(4)])
+    assert [collector.deltas[str(i)][0].cached_tokens for i in range(4)] == [0, 8, 8, 8]
+    assert {collector.text(str(i)) for i in range(4)} == {naive(PROMPT, GREEDY)}
+    assert_all_free(engine)
+
+
 def test_eos_ends_a_text_and_is_its_last_token():
     engine = make_engine("equal draft")
     params = replace(GREEDY, temperature=3.0, max_tokens=80, ignore_eos=False)

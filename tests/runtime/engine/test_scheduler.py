@@ -25,8 +25,15 @@ class Clock:
         return self.now
 
 
-def make(blocks: int = 64, concurrency: int = 4, budget: int = 32, clock: Clock | None = None, followed: bool = False):
-    cache = PrefixCache(blocks)
+def make(
+    blocks: int = 64,
+    concurrency: int = 4,
+    budget: int = 32,
+    clock: Clock | None = None,
+    followed: bool = False,
+    prefix_caching: bool = True,
+):
+    cache = PrefixCache(blocks, prefix_caching)
     config = SchedulerConfig(max_concurrency=concurrency, max_batched_tokens=budget)
     return Scheduler(config, cache, SIZE, MAX_MODEL_LEN, clock or Clock(), followed), cache
 
@@ -186,6 +193,45 @@ def test_a_shared_prefix_is_taken_over_but_for_the_last_token():
     assert (second.computed, second.cached_tokens) == (12, 12)
     assert second.blocks[:3] == first.blocks[:3]
     assert (scheduler.prefix_queries, scheduler.prefix_hits) == (32, 12)
+
+
+def again(name: str, first: Request) -> Request:
+    return Request(name, len(first.tokens), SamplingParams(9), 0, list(first.tokens), arrival=0.0)
+
+
+def test_a_prefix_that_is_being_read_is_waited_for_not_read_twice():
+    scheduler, _ = make(budget=64)
+    first = request("a", 14)
+    for each in (first, again("b", first), again("c", first), request("d", 14)):
+        scheduler.add(each)
+    steps = []
+    for _ in range(2):
+        chunks = scheduler.schedule(0)
+        steps.append(shape(chunks))
+        carry_out(scheduler, chunks)
+    assert steps == [
+        [("a", 0, 14, 0)],
+        [("a", 14, 1, 0), ("b", 12, 2, 0), ("c", 12, 2, 0), ("d", 0, 14, 0)],
+    ]
+
+
+def test_a_prefix_that_somebody_gave_up_reading_is_waited_for_no_more():
+    scheduler, _ = make(budget=64)
+    first = request("a", 14)
+    second = again("b", first)
+    scheduler.add(first)
+    scheduler.add(second)
+    scheduler.schedule(0)
+    scheduler.remove(first)
+    assert shape(scheduler.schedule(0)) == [("b", 0, 14, 0)]
+
+
+def test_where_no_prefix_is_kept_none_is_waited_for():
+    scheduler, _ = make(budget=64, prefix_caching=False)
+    first = request("a", 14)
+    for each in (first, again("b", first)):
+        scheduler.add(each)
+    assert shape(scheduler.schedule(0)) == [("a", 0, 14, 0), ("b", 0, 14, 0)]
 
 
 def test_time_spent_running_and_waiting_is_summed_exactly():
