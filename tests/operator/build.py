@@ -160,6 +160,7 @@ class Cluster:
     room: int = 1000  # pods that can be scheduled
     defaults: Defaults = DEFAULTS
     now: float = 1000.0
+    jumped: float = 0.0  # seconds by which the wall clock is wrong
     children: dict[str, Child] = field(default_factory=dict)
     pods: dict[str, tuple[Pod, float]] = field(default_factory=dict)  # and when it was created
     totals: dict[str, Counters] = field(default_factory=dict)
@@ -178,7 +179,7 @@ class Cluster:
             pods=tuple(each for each, _ in self.pods.values()),
             fleet=self.fleet,
             now=self.now,
-            wall=START + timedelta(seconds=self.now),
+            wall=START + timedelta(seconds=self.now + self.jumped),
             status_written_at=None,
         )
 
