@@ -75,6 +75,12 @@ class Plan:
         """What that pod is to be told."""
         return self.trial if self.trial and pod == self.memory.trial else self.policy
 
+    @property
+    def unscaled(self) -> Plan:
+        """The same where the change of replicas could not be carried out: it will be decided again."""
+        events = tuple(e for e in self.events if e.reason not in (EventReason.SCALED_UP, EventReason.SCALED_DOWN))
+        return replace(self, scaling=None, events=events)
+
 
 def plan(observed: Observed, defaults: Defaults) -> Plan:
     """The plan for one model. Planning again on what the plan brought about changes nothing."""

@@ -100,6 +100,8 @@ class Reconciler:
             except Rejected as error:
                 trouble, observed = error, self._complaint(observed, error)
                 planned = plan(observed, self._defaults)  # for its event
+                if not self._applier.holds(planned.children, "Deployment"):
+                    planned = planned.unscaled
         await self._say(model, planned)
         unwritten: OutriderError | None = None
         try:

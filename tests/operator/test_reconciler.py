@@ -157,6 +157,26 @@ async def test_a_network_policy_goes_with_the_setting_that_asked_for_it() -> Non
     assert ("Deployment", "team", "llama") in restarted.kube.objects
 
 
+async def test_replicas_that_the_api_server_refuses_are_not_told_as_scaled() -> None:
+    rig = Rig()
+    rig.edit({"autoscaling": {"minReplicas": 1, "maxReplicas": 5, "targetConcurrency": 10}})
+    await rig.reconciler.reconcile(KEY)
+    rig.edit({"autoscaling": {"minReplicas": 3}})
+    rig.refuse("apply", "Deployment")
+    for _ in range(3):
+        with pytest.raises(Rejected):
+            await rig.reconciler.reconcile(KEY)
+    status = rig.kube.objects[KIND, *KEY]["status"]
+    assert rig.condition("Accepted")["reason"] == "ApplyFailed"
+    assert [reason for reason, _ in rig.events() if reason == "ScaledUp"] == []
+    assert "recentDecisions" not in status.get("autoscaling", {})
+    rig.kube.fault = lambda verb, kind, name: None
+    await rig.reconciler.reconcile(KEY)
+    assert [note for reason, note in rig.events() if reason == "ScaledUp"] == ["from 1 to 3 replicas: minReplicas is 3"]
+    [decision] = rig.kube.objects[KIND, *KEY]["status"]["autoscaling"]["recentDecisions"]
+    assert (decision["from"], decision["to"]) == (1, 3)
+
+
 class _Autoscaler(FakeKube):
     """With an HPA of the user's on the Deployment: each apply of ours takes the field that the HPA had written."""
 
