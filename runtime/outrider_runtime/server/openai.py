@@ -102,7 +102,8 @@ class GenerationRequest(_Body):
         self, prompt_tokens: int, *, max_model_len: int, vocab_size: int, encode: Callable[[str], tuple[int, ...]]
     ) -> tuple[SamplingParams, ...]:
         """One for each of the `n` choices. Raises BadRequest, context_length_exceeded for instance."""
-        self._check_ids(vocab_size)
+        bad_words = _token_sequences(self.bad_words, encode)
+        self._check_ids(vocab_size, bad_words)
         max_tokens = self._max_tokens(prompt_tokens, max_model_len)
         first = SamplingParams(
             max_tokens=max_tokens,
@@ -115,7 +116,7 @@ class GenerationRequest(_Body):
             frequency_penalty=self.frequency_penalty,
             repetition_penalty=self.repetition_penalty,
             logit_bias=self.logit_bias,
-            bad_words=_token_sequences(self.bad_words, encode),
+            bad_words=bad_words,
             logprobs=self.num_logprobs(),
             stop=self.stop,
             stop_token_ids=self.stop_token_ids,
@@ -141,8 +142,12 @@ class GenerationRequest(_Body):
             raise BadRequest(f"min_tokens {self.min_tokens} is above the {max_tokens} of max_tokens", "min_tokens")
         return max_tokens
 
-    def _check_ids(self, vocab_size: int) -> None:
-        for name, ids in (("logit_bias", [id for id, _ in self.logit_bias]), ("stop_token_ids", self.stop_token_ids)):
+    def _check_ids(self, vocab_size: int, bad_words: tuple[tuple[int, ...], ...]) -> None:
+        for name, ids in (
+            ("logit_bias", [id for id, _ in self.logit_bias]),
+            ("stop_token_ids", self.stop_token_ids),
+            ("bad_words", [id for word in bad_words for id in word]),
+        ):
             if ids and max(ids) >= vocab_size:
                 raise BadRequest(
                     f"{name} has token id {max(ids)}; this model's go to {vocab_size - 1}", name, "invalid_value"

@@ -533,3 +533,11 @@ def test_a_bad_word_of_no_tokens_is_the_request_s_fault():
     asked = CompletionRequest(model="m", prompt="x", bad_words=["\u200b"])
     with pytest.raises(BadRequest, match="no tokens of this model"):
         asked.sampling_params(1, max_model_len=32, vocab_size=8, encode=lambda text: ())
+
+
+def test_a_bad_word_of_a_token_that_the_model_has_no_row_for_is_the_request_s_fault():
+    """As Gemma 3's tokenizer knows one for images, which its models of text alone lack."""
+    asked = CompletionRequest(model="m", prompt="x", bad_words=["<image_soft_token>"])
+    with pytest.raises(BadRequest, match="bad_words has token id 8; this model's go to 7") as refused:
+        asked.sampling_params(1, max_model_len=32, vocab_size=8, encode=lambda text: (8,))
+    assert (refused.value.param, refused.value.code) == ("bad_words", "invalid_value")
