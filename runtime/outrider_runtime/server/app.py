@@ -132,9 +132,6 @@ async def _completions(request: web.Request) -> web.StreamResponse:
         prompt = asked.prompt
     if not prompt:
         raise BadRequest("prompt has no tokens; give at least one", "prompt", "invalid_value")
-    if max(prompt) >= model.ready.vocab_size:
-        last = model.ready.vocab_size - 1
-        raise BadRequest(f"prompt has token id {max(prompt)}; this model's go to {last}", "prompt", "invalid_value")
     return await _answer(request, "completion", model, asked, prompt, arrival)
 
 
@@ -160,6 +157,9 @@ async def _answer(
     prompt: tuple[int, ...],
     arrival: float,
 ) -> web.StreamResponse:
+    if max(prompt) >= model.ready.vocab_size:  # a tokenizer may know more of them
+        field, last = "messages" if kind == "chat" else "prompt", model.ready.vocab_size - 1
+        raise BadRequest(f"{field}: token id {max(prompt)}; this model's go to {last}", field, "invalid_value")
     encode = partial(model.tokenizer.encode, add_special_tokens=False)
     choices = asked.sampling_params(
         len(prompt), max_model_len=model.ready.max_model_len, vocab_size=model.ready.vocab_size, encode=encode

@@ -360,6 +360,21 @@ class TestBadInput:
         assert (await got.json())["error"]["code"] == "model_loading"
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [("/v1/chat/completions", CHAT, "messages"), ("/v1/completions", {**COMPLETION, "prompt": "hello"}, "prompt")],
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_text_with_a_token_that_the_model_has_no_row_for_is_refused(serve, path, body, param, stream):
+    served = await serve(ready=replace(READY, vocab_size=5))
+    got = await served.api.post(path, json={**body, "stream": stream})
+    assert got.status == 400
+    error = (await got.json())["error"]
+    assert (error["param"], error["code"]) == (param, "invalid_value")
+    assert "this model's go to 4" in error["message"]
+    assert served.engine.added == []
+
+
 class TestApiKey:
     @pytest.mark.parametrize("header", [None, "Bearer wrong", "Bearer", "secret", "Bearer secretx", "Basic secret"])
     async def test_without_the_key_nobody_gets_past_401(self, serve, header):
