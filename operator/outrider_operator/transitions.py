@@ -56,8 +56,10 @@ def _pod_failed(old: StatusObject, new: StatusObject) -> Said | None:
 def _speculation_suspended(old: StatusObject, new: StatusObject) -> Said | None:
     if (_state(old), _state(new)) != (SpeculationState.ACTIVE, SpeculationState.SUSPENDED):
         return None
-    condition = find(new, ConditionType.SPECULATION_ACTIVE)
-    return EventReason.SPECULATION_SUSPENDED, f"{condition.get('reason')}: {condition.get('message')}"
+    condition, reason = find(new, ConditionType.SPECULATION_ACTIVE), new["speculativeDecoding"].get("reason")
+    # told late, the condition may be about something else by now, such as pods that fell silent
+    words = condition.get("message") if condition.get("reason") == reason else "decided before it could be told"
+    return EventReason.SPECULATION_SUSPENDED, f"{reason}: {words}"
 
 
 def _speculation_resumed(old: StatusObject, new: StatusObject) -> Said | None:

@@ -58,4 +58,15 @@ def test_each_transition_is_said_once(old, new, events):
 
 def test_an_event_says_why():
     old, new = _status(), _status("Suspended", SpeculationActive=("False", "Saturated"))
+    new["speculativeDecoding"]["reason"] = "Saturated"
     assert transitions(old, new)[0][1] == "Saturated: about Saturated"
+
+
+def test_a_suspension_is_told_by_its_own_reason_though_pods_fell_silent_before_it_was():
+    """The status of the decision could not be written, and by now the condition says that nobody can be measured."""
+    new = _status("Suspended", SpeculationActive=("Unknown", "MetricsUnavailable"))
+    new["speculativeDecoding"]["reason"] = "Saturated"
+    [(reason, words)] = transitions(_status(), new)
+    assert reason == "SpeculationSuspended"
+    assert words.startswith("Saturated: ")
+    assert "MetricsUnavailable" not in words
