@@ -104,7 +104,8 @@ class TorchWeights:
             tensors = _torch_load(file)
             if absent := (promised or set()) - tensors.keys():
                 raise torn(file, f"lacks {min(absent)}, which the index says it holds")
-            self._tensors |= tensors
+            # Parameters among them would have their copies tracked for a backward pass
+            self._tensors |= {name: tensor.detach() for name, tensor in tensors.items()}
         self.shapes: Shapes = {name: tuple(tensor.shape) for name, tensor in self._tensors.items()}
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:

@@ -65,6 +65,15 @@ def test_weights_are_converted_to_the_dtype_asked_for(folder, monkeypatch, store
     assert same(filled(folder, wanted), {name: tensor.to(wanted) for name, tensor in tensors.items()})
 
 
+def test_a_bin_file_of_trained_parameters_fills_a_model_as_one_of_plain_tensors_does(folder):
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    torch.save({name: torch.nn.Parameter(tensor) for name, tensor in tensors.items()}, folder / "pytorch_model.bin")
+    shards = filled(folder)
+    assert same(shards, tensors)
+    assert not any(shard.requires_grad for shard in shards.values())
+
+
 def test_a_tied_head_that_is_stored_all_the_same_is_left_out(tmp_path):
     folder = make_model(tmp_path / "tied", tie_word_embeddings=True)
     tensors = load_file(folder / "model.safetensors")
