@@ -40,6 +40,9 @@ _LLAMA3 = [
     for factor in (8.0, 32.0)
 ]
 
+# Vocabularies of Llama 3, by llama.cpp's names: their texts begin with BOS where a header says nothing of it
+_BEGUN = ("llama3", "llama-v3", "llama-bpe")
+
 
 class GGUFFile:
     """An open GGUF file: `config` in the form of config.json, and Weights (models/weights.py)."""
@@ -68,6 +71,9 @@ class GGUFFile:
             name: tuple(int(size) for size in reversed(tensor.shape)) for name, tensor in self._tensors.items()
         }
         self.config = self._config()
+        self.begins_texts = bool(
+            self._value("tokenizer.ggml.add_bos_token", self._value("tokenizer.ggml.pre") in _BEGUN)
+        )
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
         for name in self._tensors:
@@ -170,6 +176,8 @@ def tokenizer_folder(file: GGUFFile, cache: Path) -> Path:
         raise _unsupported(file.path, f"its tokenizer cannot be read ({told})") from error
     if eos := file.config["eos_token_id"]:  # some versions of transformers take another token for it
         tokenizer.eos_token = tokenizer.convert_ids_to_tokens(eos[0])
+    if file.begins_texts:  # which transformers believes of a header alone
+        tokenizer.add_bos_token = True
     scratch = Path(tempfile.mkdtemp(dir=cache))
     try:
         tokenizer.save_pretrained(scratch)

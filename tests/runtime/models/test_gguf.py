@@ -19,6 +19,7 @@ from outrider_runtime.models.config import model_config
 from outrider_runtime.models.gguf import GGUFFile
 from outrider_runtime.models.registry import make_model
 from outrider_runtime.models.transfer import fill
+from outrider_runtime.server.tokenizer import Tokenizer
 
 NAMES = {
     "llama": ("LlamaForCausalLM", gguf.MODEL_ARCH.LLAMA),
@@ -33,7 +34,7 @@ def permuted(weights: np.ndarray, heads: int) -> np.ndarray:
     return halves.swapaxes(1, 2).reshape(weights.shape)
 
 
-def write(path, architecture="llama", *, fields=(), tensors=(), quantization=None, **changes):
+def write(path, architecture="llama", *, pre="smollm", fields=(), tensors=(), quantization=None, **changes):
     """A tiny model as a GGUF file; returns transformers' model of the same weights."""
     words = tokenizer()
     shape = {"vocab_size": len(words), "bos_token_id": 0, "eos_token_id": 1, **changes}
@@ -53,7 +54,7 @@ def write(path, architecture="llama", *, fields=(), tensors=(), quantization=Non
     backend = json.loads(words.backend_tokenizer.to_str())["model"]
     vocabulary = sorted(backend["vocab"], key=backend["vocab"].get)
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("llama-bpe")
+    writer.add_tokenizer_pre(pre)
     writer.add_token_list(vocabulary)
     writer.add_token_types([3 if id_ < 2 else 1 for id_ in range(len(vocabulary))])
     writer.add_token_merges([" ".join(merge) for merge in backend["merges"]])
@@ -223,6 +224,24 @@ def test_a_tokenizer_that_transformers_cannot_read_is_refused(tmp_path, monkeypa
     write(tmp_path / "tiny.gguf")
     with pytest.raises(Refusal, match=r"tiny\.gguf: its tokenizer cannot be read \(KeyError"):
         open_checkpoint("m", tmp_path, tmp_path / "cache")
+
+
+@pytest.mark.parametrize(
+    ("pre", "fields", "begins"),
+    [
+        ("llama-bpe", [], True),  # Llama 3, converted before llama.cpp wrote whether texts begin with BOS
+        ("llama-bpe", [("add_add_bos_token", False)], False),
+        ("llama-bpe", [("add_add_bos_token", True)], True),
+        ("smollm", [], False),
+        ("smollm", [("add_add_bos_token", True)], True),
+    ],
+)
+def test_a_text_begins_as_it_does_in_llama_cpp(tmp_path, pre, fields, begins):
+    write(tmp_path / "tiny.gguf", pre=pre, fields=fields)
+    ours = Tokenizer(open_checkpoint("m", tmp_path, tmp_path / "cache").tokenizer)
+    plain = tuple(tokenizer()("the outrider")["input_ids"])
+    assert ours.encode("the outrider", add_special_tokens=True) == ((0, *plain) if begins else plain)
+    assert ours.encode("the outrider", add_special_tokens=False) == plain
 
 
 @pytest.mark.parametrize("keep", [0, 3, 100, 5000, -1])
