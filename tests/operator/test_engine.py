@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from pydantic import ValidationError
 from tests.operator.build import DRAFTED, HEAD, model, spec
 
+from outrider_operator.api.v1alpha1 import Engine
 from outrider_operator.engine import arguments, claims, environment
 from outrider_runtime.flags import parse as flags_of_the_runtime
 
@@ -53,6 +55,23 @@ def test_every_field_of_the_spec_has_its_flag():
     ):
         assert part in line
     assert line.endswith("--log-level debug")
+
+
+def test_no_flag_of_the_operators_own_is_taken_from_extra_args():
+    line = _arguments(
+        {
+            "model": {"uri": "hf://a/b", "revision": "v1"},
+            "speculativeDecoding": {"method": "Eagle3", "tree": {}, "draft": {"uri": "hf://a/c", "revision": "v2"}},
+            "engine": {"maxModelLength": 4096},
+        }
+    )
+    flags = [word for word in line.split() if word.startswith("--")]
+    assert len(flags) == 20
+    for flag in flags:
+        for args in ([flag, "x"], ["--seed=1", f"{flag}=x"]):
+            with pytest.raises(ValidationError, match=r"engine\.extraArgs has a flag that the operator sets itself"):
+                Engine(extraArgs=args)
+        assert Engine(extraArgs=[f"{flag}-of-another"]).extra_args
 
 
 def test_a_tree_is_asked_for_by_both_its_flags_and_a_chain_by_none():

@@ -282,8 +282,25 @@ class EnvVar(ApiModel):
     value_from: FreeObject | None = Field(None, description="As in core/v1 EnvVarSource.")
 
 
+# Of the runtime's command line, as engine.py writes it
+_FLAGS_OF_FIELDS = (
+    "^--(model|revision|served-model-name|speculative-method|draft-model|draft-revision|max-speculative-tokens"
+    "|tree-top-k|tree-max-tokens|device|dtype|max-model-len|max-concurrency|gpu-memory-utilization"
+    "|tensor-parallel-size|port|admin-port|admin-token-file|drain-timeout|download-dir)(=|$)"
+)
+
+
 class Engine(ApiModel):
     """The runtime in each pod."""
+
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            f"!has(self.extraArgs) || !self.extraArgs.exists(arg, arg.matches(r'{_FLAGS_OF_FIELDS}'))",
+            "engine.extraArgs has a flag that the operator sets itself: remove it, and use its field where it has one, "
+            "such as engine.maxConcurrency for --max-concurrency",
+            lambda e: not any(re.match(_FLAGS_OF_FIELDS, arg) for arg in e.extra_args),
+        ),
+    )
 
     image: str | None = Field(
         None, min_length=1, max_length=512, description="Overrides the operator's default runtime image."
@@ -298,7 +315,7 @@ class Engine(ApiModel):
     )
     max_model_length: int | None = Field(
         None,
-        ge=1,
+        ge=2,
         le=16777216,
         description="Longest prompt plus completion, in tokens. Default: the model's.",
     )
@@ -307,7 +324,9 @@ class Engine(ApiModel):
         90, ge=1, le=99, description="Share of the device's memory for weights, KV cache and graphs."
     )
     extra_args: list[Annotated[str, Field(max_length=4096)]] = Field(
-        default_factory=list, max_length=64, description="Further arguments of the runtime's command line."
+        default_factory=list,
+        max_length=64,
+        description="Further arguments of the runtime's command line, which no field is for.",
     )
     env: Annotated[list[EnvVar], ListMap("name")] = Field(
         default_factory=list, max_length=128, description="Further environment variables of the runtime."
