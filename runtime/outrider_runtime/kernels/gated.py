@@ -1,7 +1,7 @@
 """SwiGLU's two projections and its activation (Shazeer, arXiv 2002.05202) as one product of many rows, on Hopper.
 
 The library's product writes gates and what they gate for a kernel behind it to read again: at 1,280 rows of
-Llama-3.1-8B that kernel takes a sixteenth of the product's time. Here a tile holds the same columns of both. A program
+Llama-3.1-8B that kernel takes a fourteenth of the product's time. Here a tile holds the same columns of both. A program
 a processor walks the tiles, whose operands the tensor memory accelerator brings. Tiles of a last round that would leave
 half of the processors or more without one are done in halves.
 """
