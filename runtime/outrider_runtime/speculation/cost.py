@@ -178,9 +178,7 @@ class CostTable:
         for shape, seconds in points:
             belief = _updated(belief, self._parts(shape), seconds, POINT_NOISE * seconds)
         self._anchor = self._belief = (belief[0], belief[1] + DRIFT**2 * np.eye(len(self._prior)))
-        self._suspects.clear()
-        self._doubted.clear()
-        self._doubt, self._sudden = DOUBTED_SECONDS, None  # what was put aside is of another roofline
+        self._forget_changes()
 
     def seconds(self, shape: StepShape, hope: float = 0.0) -> float:
         """Expected, less `hope` standard deviations. Raises RuntimeError before `fit`."""
@@ -196,7 +194,8 @@ class CostTable:
             return
         self._forget(now)
         if self._sudden is not None and now >= self._sudden.until:
-            self._restore(self._sudden.before)
+            self._belief, self._sudden = self._sudden.before, None
+            self._suspects.clear()
         parts = self._parts(shape)
         if self._sudden is not None and self._all_changed(self._sudden, parts, seconds):
             return
@@ -354,10 +353,6 @@ class CostTable:
             self._sudden = _Sudden(now + self._doubt, self._belief, key[0], change)
             self._doubt = min(2.0 * self._doubt, FORGETTING_SECONDS)
 
-    def _restore(self, belief: _Belief) -> None:
-        self._belief, self._sudden = belief, None
-        self._suspects.clear()
-
     def _all_changed(self, sudden: _Sudden, parts: _Parts, seconds: float) -> bool:
         """Whether by this step another graph has changed like the first one. Then the machine is taken to have (its
         clock, or what else it runs), and so all graphs, by as much; those that are not known to and might be cheap
@@ -377,11 +372,16 @@ class CostTable:
         unseen = np.zeros(len(mean))
         unseen[: len(self._tokens)] = max(0.0, 1.0 - 1.0 / factor)
         unseen[[bucket, sudden.bucket]] = 0.0
-        self._restore((mean, covariance + np.diag(unseen**2)))
-        self._doubted.clear()
-        self._doubt = DOUBTED_SECONDS
-        self._stretches.clear()
+        self._belief = (mean, covariance + np.diag(unseen**2))
+        self._forget_changes()
         return True
+
+    def _forget_changes(self) -> None:
+        """What was seen and put aside is of another roofline than there is now."""
+        self._suspects.clear()
+        self._doubted.clear()
+        self._stretches.clear()
+        self._doubt, self._sudden = DOUBTED_SECONDS, None
 
     def _forget(self, now: float) -> None:
         if now - self._last < 0.05:

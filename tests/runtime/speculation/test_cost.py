@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -31,6 +32,14 @@ SHAPES = [
     if count * (1 + length) <= TOKEN_BUCKETS[-1]
 ]
 STEP = decode(64, 2)
+
+
+def make_table_of(shapes: Sequence[StepShape]) -> tuple[CostTable, list[float]]:
+    """That has seen these, and the seconds they take."""
+    table = make_table()
+    for shape in shapes:
+        learn(table, shape, table.seconds(shape), times=20)
+    return table, [table.seconds(shape) for shape in shapes]
 
 
 def learn(table: CostTable, shape: StepShape, seconds: float, times: int = 1, now: float = 10.0) -> None:
@@ -134,11 +143,7 @@ def test_a_lasting_change_is_examined_less_often_though_the_graphs_that_had_no_p
 
 
 def test_what_has_changed_alike_in_two_graphs_has_changed_in_all_and_stays():
-    table = make_table()
-    shapes = STEP, decode(4, 1), decode(200, 0)
-    for shape in shapes:
-        learn(table, shape, table.seconds(shape), times=20)
-    before = [table.seconds(shape) for shape in shapes]
+    table, before = make_table_of(shapes := (STEP, decode(4, 1), decode(200, 0)))
     learn(table, STEP, 2.0 * before[0], times=CONFIRMED)
     learn(table, shapes[1], 2.0 * before[1], times=2)
     for _ in range(2):
@@ -149,11 +154,7 @@ def test_what_has_changed_alike_in_two_graphs_has_changed_in_all_and_stays():
 
 
 def test_graphs_that_stayed_as_they_were_do_not_make_a_change_one_of_all():
-    table = make_table()
-    shapes = STEP, decode(4, 1), decode(200, 0)
-    for shape in shapes:
-        learn(table, shape, table.seconds(shape), times=20)
-    before = [table.seconds(shape) for shape in shapes]
+    table, before = make_table_of(shapes := (STEP, decode(4, 1), decode(200, 0)))
     learn(table, STEP, 2.0 * before[0], times=CONFIRMED + 5)
     for shape, seconds in zip(shapes[1:], before[1:], strict=True):
         learn(table, shape, 1.001 * seconds, times=5)
