@@ -73,3 +73,8 @@ class EngineDead(RuntimeFault):
     @property
     def exit_code(self) -> int:
         return EXIT_CODES.get(self.reason, 1)
+
+
+def in_a_line(error: Exception) -> str:
+    """Another library's: its kind and its words."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"

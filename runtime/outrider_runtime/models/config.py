@@ -115,6 +115,7 @@ def model_config(config: Mapping[str, Any], generation: Mapping[str, Any] | None
         raise unsupported(f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}")
     layers = size_of(config, "num_hidden_layers")
     rope_theta, rope_scaling = rope_of(config)
+    context = _context(config, rope_scaling)
     return ModelConfig(
         architecture=architecture,
         vocab_size=size_of(config, "vocab_size"),
@@ -124,7 +125,7 @@ def model_config(config: Mapping[str, Any], generation: Mapping[str, Any] | None
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=size_of(config, "head_dim", 128 if qk_norm else size_of(config, "hidden_size") // heads),
-        max_position_embeddings=_context(config, rope_scaling),
+        max_position_embeddings=context,
         rms_norm_eps=number_of(config, "rms_norm_eps", 1e-6),
         rope_theta=rope_theta,
         rope_scaling=rope_scaling,
@@ -132,7 +133,7 @@ def model_config(config: Mapping[str, Any], generation: Mapping[str, Any] | None
         output_bias=attention_bias,
         mlp_bias=architecture == "LlamaForCausalLM" and bool(config.get("mlp_bias")),
         qk_norm=qk_norm,
-        sliding_window=_sliding_window(architecture, layers, config, _context(config, rope_scaling)),
+        sliding_window=_sliding_window(architecture, layers, config, context),
         tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
         dtype=str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch."),
         eos_token_ids=eos_token_ids,

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from transformers.initialization import no_init_weights
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
-from outrider_runtime.errors import Refusal
+from outrider_runtime.errors import Refusal, in_a_line
 from outrider_runtime.kv.cache import KVCache
 from outrider_runtime.layers.attention import AttentionShape, attend
 from outrider_runtime.layers.batch import Batch
@@ -106,8 +106,7 @@ def _validated(architecture: str) -> Iterator[None]:
     except Refusal:
         raise
     except Exception as error:
-        told = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        raise _unsupported(architecture, f"config.json is not valid: {told}") from error
+        raise _unsupported(architecture, f"config.json is not valid: {in_a_line(error)}") from error
 
 
 def generic_tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:

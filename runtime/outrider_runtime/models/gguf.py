@@ -15,9 +15,9 @@ import torch
 from gguf.quants import dequantize
 from torch import Tensor
 
-from outrider_runtime.errors import Refusal
+from outrider_runtime.errors import Refusal, in_a_line
 from outrider_runtime.models.host import writable
-from outrider_runtime.models.weights import LFS_POINTER, Shapes, pointer, torn
+from outrider_runtime.models.weights import Shapes, refuse_pointer, torn
 
 _ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 _OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
@@ -50,9 +50,7 @@ class GGUFFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.nbytes = path.stat().st_size
-        with path.open("rb") as stream:
-            if stream.read(8) == LFS_POINTER:
-                raise pointer(path)
+        refuse_pointer(path)
         try:
             self._reader = gguf.GGUFReader(path)
         except (ValueError, IndexError, KeyError, OverflowError) as error:
@@ -172,8 +170,7 @@ def tokenizer_folder(file: GGUFFile, cache: Path) -> Path:
     try:
         tokenizer = AutoTokenizer.from_pretrained(file.path.parent, gguf_file=file.path.name)
     except Exception as error:  # of many kinds, KeyErrors among them
-        told = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        raise _unsupported(file.path, f"its tokenizer cannot be read ({told})") from error
+        raise _unsupported(file.path, f"its tokenizer cannot be read ({in_a_line(error)})") from error
     if eos := file.config["eos_token_id"]:  # some versions of transformers take another token for it
         tokenizer.eos_token = tokenizer.convert_ids_to_tokens(eos[0])
     if file.begins_texts:  # which transformers believes of a header alone

@@ -34,7 +34,7 @@ DTYPES = {
 # of their own, not in config.json
 QUANTIZED = (".qweight", ".weight.absmax", ".SCB", ".weight_packed", ".weight_scale", ".weight_scale_inv")
 
-LFS_POINTER = b"version "  # what git clone leaves in a large file's place where Git LFS is not installed begins so
+_LFS_POINTER = b"version "  # what git clone leaves in a large file's place where Git LFS is not installed begins so
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -206,12 +206,10 @@ def _safetensors_header(file: Path) -> tuple[dict[str, Any], int]:
 
     The format: 8 bytes of length, JSON of that length, the data.
     """
+    refuse_pointer(file)
     size = file.stat().st_size
     with file.open("rb") as stream:
-        begin = stream.read(8)
-        length = int.from_bytes(begin, "little")
-        if begin == LFS_POINTER:
-            raise pointer(file)
+        length = int.from_bytes(stream.read(8), "little")
         if size < 8 or length > size - 8:
             raise torn(file, f"is truncated: {size} bytes, its header alone is {length + 8}")
         try:
@@ -225,8 +223,12 @@ def _safetensors_header(file: Path) -> tuple[dict[str, Any], int]:
     return header, 8 + length
 
 
-def pointer(file: Path) -> Refusal:
-    return Refusal("ModelNotFound", f"{file} is a pointer of Git LFS, not the weights; run git lfs pull where it lies")
+def refuse_pointer(file: Path) -> None:
+    """Raises Refusal when Git LFS has not put the weights there."""
+    with file.open("rb") as stream:
+        if stream.read(len(_LFS_POINTER)) == _LFS_POINTER:
+            told = f"{file} is a pointer of Git LFS, not the weights; run git lfs pull where it lies"
+            raise Refusal("ModelNotFound", told)
 
 
 def _places(file: Path, header: Mapping[str, Any], start: int) -> dict[str, Place]:
@@ -242,9 +244,7 @@ def _places(file: Path, header: Mapping[str, Any], start: int) -> dict[str, Plac
 
 
 def _torch_load(file: Path) -> dict[str, Tensor]:
-    with file.open("rb") as stream:
-        if stream.read(8) == LFS_POINTER:
-            raise pointer(file)
+    refuse_pointer(file)
     try:
         try:
             found = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
