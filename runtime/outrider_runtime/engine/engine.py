@@ -171,7 +171,7 @@ class Engine:
             return True
         return self._calibration is not None and self._calibration.advance()
 
-    def force_accepted_length(self, mean: float | None) -> None:
+    def force_accepted_length(self, mean: float) -> None:
         """For benchmarks, before the first step: a step yields so many tokens on average, whatever the drafts are."""
         self._runner.force_accepted_length(mean)
 

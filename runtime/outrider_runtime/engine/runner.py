@@ -117,10 +117,9 @@ class Runner:
         """Whether steps run while they are launched."""
         return self._state.tokens.device.type != "cuda"
 
-    def force_accepted_length(self, mean: float | None) -> None:
+    def force_accepted_length(self, mean: float) -> None:
         """For benchmarks, before the first step: the number of tokens a step yields, whatever the drafts are."""
-        state = self._state
-        self._lots = None if mean is None else draw_lots(mean, state.nobody + 1, state.tokens.device)
+        self._lots = draw_lots(mean, self._state.nobody + 1, self._state.tokens.device)
 
     def force_acceptance(self, chance: float) -> None:
         """For benchmarks, before the first step: a draft's behind one that stands, whatever it is."""
