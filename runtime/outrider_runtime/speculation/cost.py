@@ -33,6 +33,7 @@ DRIFT = 0.03  # of a machine's clock: no measured point stays more certain
 OUTLIER = 4.0  # standard deviations
 LEAST = 0.1  # of what is expected, whatever was learned of noise: no step takes no time
 CONFIRMED = 3  # outliers of a graph in a row, in one direction, are no stall of a single step
+SUDDEN = 0.1  # a change that may be none: what is smaller is learned, at no great loss if it passes
 ALIKE = 0.25  # of a change: how much less or more another graph may have changed for both to be one
 DOUBTED_SECONDS = 0.25  # after which a sudden change is examined; each time that it is still there, twice as long
 
@@ -102,6 +103,7 @@ class _Roofline:
 
 
 _Parts = tuple[float, list[tuple[int, float]]]  # seconds that nothing corrects; index of a correction, seconds
+_Key = tuple[int, int, bool]  # steps that are alike: bucket of tokens, draft length, whether prompts are read
 _Belief = tuple[Floats, Floats]  # mean and covariance of the relative corrections
 
 
@@ -139,10 +141,10 @@ class CostTable:
         self._reads, self._attention = len(self._prior) - 2, len(self._prior) - 1  # indices behind the graphs'
         self._anchor = self._belief = (np.zeros(len(self._prior)), self._prior)
         self._noise = DRIFT
-        self._stretches: dict[tuple[int, int], float] = {}  # of a graph's last step: the logarithm of by how much it
+        self._stretches: dict[_Key, float] = {}  # of a graph's last step: the logarithm of by how much it
         # took longer than by the roofline
-        self._suspects: dict[tuple[int, int], int] = {}  # outliers in a row; below zero if faster
-        self._doubted: set[tuple[int, int]] = set()  # graphs that have changed suddenly
+        self._suspects: dict[_Key, int] = {}  # outliers in a row; below zero if faster
+        self._doubted: set[_Key] = set()  # graphs that have changed suddenly
         self._doubt = DOUBTED_SECONDS
         self._sudden: _Sudden | None = None
         self._last = -math.inf
@@ -203,14 +205,16 @@ class CostTable:
         # Prompts pay for attention among themselves, which the parts do not hold.
         noise = self._noise * expected * (1.0 + 4.0 * shape.prompt_tokens / max(1, shape.tokens))
         surprise = (seconds - expected) / math.hypot(noise, _deviation(self._belief, parts))
-        key = (parts[1][0][0], shape.draft_length)
+        key = (parts[1][0][0], shape.draft_length, shape.prompt_tokens > 0)
         stretch = math.log(seconds / (parts[0] + sum(part for _, part in parts[1])))
         if abs(surprise) > OUTLIER:
             before, one = self._suspects.get(key, 0), 1 if surprise > 0 else -1
             self._suspects[key] = one + (before if before * one > 0 else 0)
             if abs(self._suspects[key]) < CONFIRMED:
                 return
-            self._put_aside(key, math.log(seconds / expected), now)
+            change = math.log(seconds / expected)
+            if key in self._stretches and abs(change) >= SUDDEN:  # else it is news of what was only guessed
+                self._put_aside(key, change, now)
             mean, covariance = self._belief  # it has changed: learn as if anew
             self._belief = (mean, 0.5 * (covariance + self._anchor[1]))
         else:
@@ -346,7 +350,7 @@ class CostTable:
         prior[size - 1, size - 1] = ATTENTION_DEVIATION**2
         return prior
 
-    def _put_aside(self, key: tuple[int, int], change: float, now: float) -> None:
+    def _put_aside(self, key: _Key, change: float, now: float) -> None:
         """What is known, until the change has lasted."""
         if self._sudden is None:  # else it is the guess of the change that was wrong, of a graph that has not changed
             self._doubted.add(key)

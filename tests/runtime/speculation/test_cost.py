@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -129,6 +130,35 @@ def test_a_sudden_change_is_examined_until_it_has_proved_lasting():
     assert table.seconds(STEP) < 1.5 * before
 
 
+def test_what_a_graph_takes_that_has_never_run_is_no_change():
+    table = make_table()
+    guessed = table.seconds(STEP)
+    learn(table, STEP, 1.5 * guessed, times=CONFIRMED + 10)
+    learn(table, decode(1, 0), table.seconds(decode(1, 0)), now=10.0 + 2 * DOUBTED_SECONDS)
+    assert table.seconds(STEP) == pytest.approx(1.5 * guessed, rel=0.05)
+
+
+def test_a_small_change_is_learned_and_not_examined():
+    table = make_table()
+    learn(table, STEP, table.seconds(STEP), times=200)
+    before = table.seconds(STEP)
+    learn(table, STEP, 1.08 * before, times=CONFIRMED + 10)
+    learn(table, decode(1, 0), table.seconds(decode(1, 0)), now=10.0 + 2 * DOUBTED_SECONDS)
+    assert table.seconds(STEP) == pytest.approx(1.08 * before, rel=0.01)
+
+
+def test_what_steps_with_prompts_take_beyond_their_parts_is_no_change_of_those_without():
+    """Prompts pay for attention among themselves, which the parts do not hold; they go through the same graphs."""
+    table = make_table()
+    mixed = replace(decode(64, 0), tokens=STEP.tokens, prompt_tokens=STEP.tokens - 64)
+    learn(table, STEP, table.seconds(STEP), times=50)
+    before = table.seconds(STEP)
+    for now in (10.0, 10.0 + 2 * DOUBTED_SECONDS):
+        learn(table, mixed, 1.3 * table.seconds(mixed), times=2, now=now)
+        learn(table, STEP, before, times=2, now=now)
+    assert table.seconds(STEP) == pytest.approx(before, rel=0.03)
+
+
 def test_a_lasting_change_is_examined_less_often_though_the_graphs_that_had_no_part_in_it_are_as_they_were():
     table = make_table()
     shape, plain = STEP, decode(192, 0)  # through the target's same graph
@@ -181,6 +211,7 @@ def test_what_was_put_aside_before_a_fit_does_not_come_back_after_it():
     learn(table, plain, table.seconds(plain), now=10.0 + 2 * DOUBTED_SECONDS)
     assert table.seconds(STEP) == pytest.approx(fitted.seconds(STEP), rel=0.01)
     now, changed = 20.0, 2.0 * table.seconds(STEP)
+    learn(table, STEP, 0.5 * changed, now=now)
     learn(table, STEP, changed, times=20, now=now)
     learn(table, plain, table.seconds(plain), now=now + 1.5 * DOUBTED_SECONDS)  # doubted as a first one is
     assert table.seconds(STEP) < 0.75 * changed
