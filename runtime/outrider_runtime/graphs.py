@@ -16,7 +16,7 @@ import torch
 # vain costs nothing; above, products are made in tiles of 128 rows, and padding costs what it computes. Hardly any step
 # but a prompt's has more than 2,048, and of a prompt's all but the last are full.
 BUCKETS = (
-    *(1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 160, 192, 256, 320, 384, 448),
+    *(1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 160, 192, 256, 320, 384),
     *range(512, 2048, 128),
     *range(2048, 4096, 512),
     *range(4096, 16385, 2048),
