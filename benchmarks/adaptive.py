@@ -14,7 +14,6 @@ whose graphs are captured before; what took how long is told on stderr:
 from __future__ import annotations
 
 import argparse
-import gc
 import itertools
 import json
 import statistics
@@ -32,7 +31,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "runtime")]
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from benchmarks.agreement import Circle, agree, build, build_head, prompt, prompt_to_copy  # noqa: E402
-from benchmarks.decode import LLAMA, SHAPES, capture, make_engine, measuring, met_by, settings  # noqa: E402
+from benchmarks.decode import LLAMA, SHAPES, capture, free, freeze, make_engine, measuring, met_by, settings  # noqa: E402
 
 from outrider_runtime.config import HEADS  # noqa: E402
 from outrider_runtime.engine.engine import Engine  # noqa: E402
@@ -444,6 +443,7 @@ def rows(options: Namespace) -> Iterator[Row]:
         begin = time.perf_counter()
         target = build(SHAPES[options.shape], circle, dtype, options.device, seed=0)  # anew: heads tap it
         site = make_site(options, pair, target, circle)
+        freeze()
         _tell(f"{pair}: ready", begin)
         if "levels" in options.parts:
             yield from _timed(levels(site))
@@ -452,9 +452,7 @@ def rows(options: Namespace) -> Iterator[Row]:
         if "steps" in options.parts:
             yield from _timed(steps(site))
         del site, target
-        gc.collect()
-        if options.device == "cuda":
-            torch.cuda.empty_cache()
+        free()
 
 
 def _timed(rows: Iterable[Row]) -> Iterator[Row]:

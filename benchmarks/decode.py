@@ -226,6 +226,20 @@ def capture(engine: Engine, met: Callable[[Program], bool]) -> None:
     print(f"{len(graphs(engine))} graphs in {time.perf_counter() - begin:.1f} s", file=sys.stderr, flush=True)
 
 
+def freeze() -> None:
+    """What is there stays, as in the engine's process: to look through it for garbage in the middle of what is measured
+    takes a tenth of a second."""
+    gc.collect()
+    gc.freeze()
+
+
+def free() -> None:
+    """What was frozen, and is not used any more."""
+    gc.unfreeze()
+    gc.collect()
+    torch.cuda.empty_cache()  # does nothing where there is none
+
+
 def graphs(engine: Engine) -> set[Program]:
     """That have been captured."""
     return set(engine._runner._graphs._graphs)
@@ -450,9 +464,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             of = {"method": method, "input": length, **forced}
             bench(argparse.Namespace(**vars(options) | of), target, draft, since)
             since = time.perf_counter() - imports
-            gc.collect()
-            if options.device == "cuda":
-                torch.cuda.empty_cache()
+            free()
 
 
 def bench(options: argparse.Namespace, target: LlamaForCausalLM, draft: Weighted | None, since: float) -> None:
@@ -462,6 +474,7 @@ def bench(options: argparse.Namespace, target: LlamaForCausalLM, draft: Weighted
         engine.set_policy(Policy(num_speculative_tokens=options.num_speculative_tokens))
         engine._calibration.begin()
     capture(engine, met_by(options, engine))
+    freeze()
     if options.profile:
         profile(options, engine, target.config.vocab_size)
         return
