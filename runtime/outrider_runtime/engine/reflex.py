@@ -57,9 +57,9 @@ class Reflex:
         self._captured_at: float | None = None  # or idle
 
     @property
-    def expected(self) -> int | None:
-        """The most that a request is likely to draft in the next step; None where the policy demands that all draft
-        what they have room for, even if the last step's did not."""
+    def expected(self) -> float | None:
+        """Drafts that a request is likely to have in the next step, on average; None where the policy demands that all
+        draft what they have room for, even if the last step's did not."""
         return self.adaptive.expected if self.adaptive.free else None
 
     def set_policy(self, policy: Policy) -> None:

@@ -10,6 +10,7 @@ it drafts as if it had got least, and has blocks as if it had got most.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -91,10 +92,10 @@ class Scheduler:
             self.running.remove(request)
             self._release(request)
 
-    def schedule(self, draft_tokens: int, expected: int | None = None, *, follow: bool = False) -> list[Chunk]:
+    def schedule(self, draft_tokens: int, expected: float | None = None, *, follow: bool = False) -> list[Chunk]:
         """The next step, with at most `draft_tokens` drafted per request, one behind the other; prompts leave room for
-        `expected` of them, if it is given, else for all. `follow`: a draft is to go on from it. Empty only when there
-        is nothing to do before the launched step's results are known."""
+        `expected` drafts of each on average, if it is given, else for all. `follow`: a draft is to go on from it. Empty
+        only when there is nothing to do before the launched step's results are known."""
         self.account()
         decoding = [
             request for request in self.running if request.pending == 1 and request.room(self._max_model_len) > 0
@@ -103,8 +104,10 @@ class Scheduler:
         running = len(self.running)
         chunks = [chunk for request in decoding if (chunk := self._decode(request, draft_tokens))]
         preempted = len(self.running) < running
-        expected = draft_tokens if expected is None else self._drafts(expected)
-        budget = self._config.max_batched_tokens - sum(1 + min(chunk.draft_length, expected) for chunk in chunks)
+        drafts = sum(chunk.draft_length for chunk in chunks)
+        if expected is not None:
+            drafts = min(drafts, math.ceil(expected * len(chunks)))
+        budget = self._config.max_batched_tokens - len(chunks) - drafts
         for request in self.running:
             if request.pending > 1 and budget > 0:
                 chunks.append(self._read(request, budget))

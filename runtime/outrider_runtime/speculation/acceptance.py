@@ -29,12 +29,15 @@ CHANGED = 3.5  # standard deviations of the last few steps from what was expecte
 CHANGED_TRIALS = 2.0  # with what was known counting as much as so many trials
 RECENT = 0.8  # weight of a step in the next one's sight
 UNSEEN_SECONDS = 10.0  # memory of positions that no draft reaches
+UNSEEN_AFTER = 0.25  # seconds: then they are hoped to be better than they looked
+LEAST, MOST = 0.005, 0.995  # chance
 SMOOTHING = 8.0  # trials for which a position takes after the one before it
 WIDEST = 4.0  # shift of the log odds
 
 
 class _Pooled(NamedTuple):
     chances: Floats  # [length]
+    hoped: Floats  # [length]
     sums: Floats  # [2, length + 1] of the first positions' chances and variances
 
 
@@ -46,6 +49,7 @@ class Acceptance:
         # By position. Plain lists: there are a few, and arrays of so few cost more.
         self._mean = [INITIAL] * length
         self._mass = [1.0] * length
+        self._unseen = [0.0] * length  # seconds since a draft got there
         # Of each slot, forgetting: positions that stood, that were expected to, their count, and variance (with the
         # weights once and squared).
         self._slots = np.zeros((5, slots))
@@ -58,17 +62,24 @@ class Acceptance:
         """That draft j stands given that j - 1 did, [length]."""
         return self._smoothed().chances
 
+    def hoped(self) -> Floats:
+        """The same, higher by a standard deviation where no draft got lately: what might be good is tried, and known,
+        [length]."""
+        return self._smoothed().hoped
+
     def _smoothed(self) -> _Pooled:
         if self._pooled is None:
-            chances = []
+            chances, hoped = [], []
             before = self._mean[0]
-            for mean, mass in zip(self._mean, self._mass, strict=True):
+            for mean, mass, unseen in zip(self._mean, self._mass, self._unseen, strict=True):
                 before = (mass * mean + SMOOTHING * before) / (mass + SMOOTHING)
-                chances.append(min(max(before, 0.005), 0.995))
+                deviation = math.sqrt(before * (1.0 - before) / (mass + SMOOTHING))
+                chances.append(min(max(before, LEAST), MOST))
+                hoped.append(min(chances[-1] + (deviation if unseen > UNSEEN_AFTER else 0.0), MOST))
             found = np.array(chances)
             sums = np.zeros((2, len(chances) + 1))
             np.cumsum((found, found * (1.0 - found)), axis=1, out=sums[:, 1:])
-            self._pooled = _Pooled(found, sums)
+            self._pooled = _Pooled(found, np.array(hoped), sums)
         return self._pooled
 
     def shifts(self, slots: Ints) -> Floats:
@@ -94,7 +105,7 @@ class Acceptance:
         reached = np.minimum(accepted + 1, drafted)
         trials, successes = _at_least(reached, len(self._mean)), _at_least(accepted, len(self._mean))
         self.trials += trials[0]
-        self._watch(trials, successes)
+        self._watch(trials, successes, probe=probe)
         fading, unseen = math.exp(-elapsed / POOL_SECONDS), math.exp(-elapsed / UNSEEN_SECONDS)
         for index, (tried, stood, mass) in enumerate(zip(trials, successes, self._mass, strict=True)):
             if tried:
@@ -102,8 +113,10 @@ class Acceptance:
                 kept = min(kept, PROBED_TRIALS) if probe else kept
                 self._mean[index] = (kept * self._mean[index] + stood) / (kept + tried)
                 self._mass[index] = kept + tried
+                self._unseen[index] = 0.0
             else:
                 self._mass[index] = mass * unseen
+                self._unseen[index] += elapsed
         self._pooled = None
         self._observe_slots(slots, reached, accepted, elapsed)
 
@@ -111,15 +124,18 @@ class Acceptance:
         """Its request has ended."""
         self._slots[:, slot] = 0.0
 
-    def _watch(self, trials: Sequence[int], successes: Sequence[int]) -> None:
-        """Where the last steps cannot be luck, what was learned before them hardly counts any more."""
-        self._surplus *= RECENT
-        self._variance *= RECENT**2
+    def _watch(self, trials: Sequence[int], successes: Sequence[int], *, probe: bool) -> None:
+        """Where the last steps cannot be luck, what was learned before them hardly counts any more. Probes are rare:
+        one is enough, if it says so clearly."""
+        surplus = variance = 0.0
         for chance, tried, stood in zip(self.pooled().tolist(), trials, successes, strict=True):
             chance = min(max(chance, 0.05), 0.95)
-            self._surplus += stood - tried * chance
-            self._variance += tried * chance * (1.0 - chance)
-        if abs(self._surplus) > CHANGED * math.sqrt(self._variance):
+            surplus += stood - tried * chance
+            variance += tried * chance * (1.0 - chance)
+        self._surplus = RECENT * self._surplus + surplus
+        self._variance = RECENT**2 * self._variance + variance
+        changed = abs(self._surplus) > CHANGED * math.sqrt(self._variance)
+        if changed or (probe and abs(surplus) > CHANGED * math.sqrt(variance)):
             self._mass = [min(mass, CHANGED_TRIALS) for mass in self._mass]
             self._pooled = None
             self._surplus = self._variance = 0.0

@@ -31,7 +31,9 @@ from outrider_runtime.speculation.policy import Policy
 MARGIN = 0.01  # gains below it are equal
 REGRET_SECONDS = 0.012  # what staying must have cost, by all that is known, before the length changes (for one request;
 REGRET_STEPS = 0.3  # with more there is less luck in it), but at least so much of a step
-PROBE_SHARE = 0.004  # of the time, in what a probe adds to its step
+PROBE_SHARE = 0.004  # of the time, in what a probe adds to its step,
+SOON_PROBE_SHARE = 0.008  # but this while drafting has stopped for less than so many seconds:
+SOON_PROBED = 10.0  # what paid a moment ago is likelier to pay again
 PROBE_REQUESTS = 4
 DEEP_PROBES = 8  # one in so many looks further than the first position
 CATCH_UP_SHARE = 0.015  # of the time, to read what the draft missed, and half of what drafting gains
@@ -44,6 +46,7 @@ SPEEDUP_LEAST = 0.25  # seconds of steps, to say something
 REFRESH_SECONDS = 1.0  # of the break-even
 NEARLY = 0.95  # full
 FEW_REQUESTS = 16  # whose prompts a draft reads in any case: they take little of the time
+MORE_DRAFTED = 0.25  # of a request, than in the last step: the room that prompts leave, for more to be chosen
 KEPT_SECONDS = 0.02  # for which a choice stands unexamined, while as many requests decode
 
 
@@ -107,6 +110,7 @@ class Adaptive:
         self._probe_credit = 0.0
         self._probe_price = 0.0
         self._probes = 0
+        self._drafted_at = -math.inf
         self._catch_up_credit = CATCH_UP_CREDIT
         self._catching_up = 0  # requests, once begun
         self._compared = policy  # under which the next two were summed, of the last steps
@@ -116,6 +120,7 @@ class Adaptive:
         self._limit: tuple[float, int | None] | None = None  # the same, for prompts
         self._lasting = True  # drafting is to be expected, also when all have come
         self._idle = False  # the last step drafted nothing
+        self._drafted = math.inf  # of a request, on average, in the last step in which drafting paid
         self._follows = False  # the draft reads the step's prompts
         self._kept: _Kept | None = None
 
@@ -130,11 +135,12 @@ class Adaptive:
         return self.policy.mode != "Enabled" and self.table.known
 
     @property
-    def expected(self) -> int:
-        """The most that a request is likely to draft in the next step."""
+    def expected(self) -> float:
+        """Drafts that a request is likely to have in the next step, on average: a few more than in the last one."""
         if not self._lasting and self._idle:
-            return 0
-        return self.allowed if self._length is None or not self.free else min(self.allowed, self._length)
+            return 0.0
+        longest = self.allowed if self._length is None or not self.free else min(self.allowed, self._length)
+        return min(float(self._sizes[longest]), self._drafted + MORE_DRAFTED)
 
     def decide(self, decoding: Decoding, prompt_tokens: int, now: float, arriving: int = 0) -> Decision:
         """The next step, which also reads so many prompt tokens. `arriving`: requests that will decode as soon as
@@ -221,7 +227,7 @@ class Adaptive:
         step = StepShape(count + prompt_tokens, count, attended, prompt_tokens=prompt_tokens)
         later = StepShape(everyone, everyone, attended * everyone // max(1, count))
         brought = arriving * self.table.seconds(step) / self.table.seconds(later)
-        reserved = count * int(self._sizes[self.expected])  # for drafts, when the step's prompts were chosen
+        reserved = round(count * self.expected)  # for drafts, when the step's prompts were chosen
         full = count + reserved + prompt_tokens >= self.table.token_buckets[-1] * NEARLY
         return brought, brought / (prompt_tokens + reserved) if full else 0.0
 
@@ -230,12 +236,13 @@ class Adaptive:
     ) -> Decision:
         behind = (decoding.missed > 0) & (caps > 0)
         conditions = len(caps), prompt_tokens, arriving, longest, self.captured
-        if self._stands(conditions, now) and (not self._length or not behind.any()):
-            assert self._kept is not None
-            self._kept.steps += 1
-            lengths = np.minimum(self._kept.lengths[decoding.slots], caps)
-            return self._carried_out(decoding, caps, lengths, np.zeros_like(caps), longest, prompt_tokens)
-        chances, shifts = self._acceptance.pooled()[:longest], self._acceptance.shifts(decoding.slots)
+        if (kept := self._standing(conditions, now)) and (not self._length or not behind.any()):
+            lengths = np.minimum(kept.lengths[decoding.slots], caps)
+            rows = len(caps) + int(self._sizes[lengths].sum())
+            if rows + prompt_tokens <= self.table.token_buckets[-1]:  # others have come in the place of some
+                kept.steps += 1
+                return self._carried_out(decoding, caps, lengths, np.zeros_like(caps), longest, prompt_tokens)
+        chances, shifts = self._acceptance.hoped()[:longest], self._acceptance.shifts(decoding.slots)
         grid = self.table.grid(prompt_tokens, int(decoding.contexts.sum()), float(decoding.contexts.mean()))
 
         brought, displaced = self._meanwhile(decoding, prompt_tokens, arriving)
@@ -274,11 +281,12 @@ class Adaptive:
         self._kept = _Kept(conditions, now + KEPT_SECONDS, by_slot)
         return self._carried_out(decoding, caps, lengths, reads, longest, prompt_tokens)
 
-    def _stands(self, conditions: tuple[int, int, int, int, Captured], now: float) -> bool:
+    def _standing(self, conditions: tuple[int, int, int, int, Captured], now: float) -> _Kept | None:
         kept = self._kept
         if kept is None or now >= kept.until:
-            return False
-        return kept.conditions[:-1] == conditions[:-1] and kept.conditions[-1] is conditions[-1]
+            return None
+        same = kept.conditions[:-1] == conditions[:-1] and kept.conditions[-1] is conditions[-1]
+        return kept if same else None
 
     def _carried_out(
         self, decoding: Decoding, caps: Ints, lengths: Ints, reads: Ints, longest: int, prompt_tokens: int
@@ -314,7 +322,10 @@ class Adaptive:
         gained = max(0.0, 1.0 - plain.rate / chosen.rate)
         self._catch_up_credit = min(self._catch_up_credit + elapsed * (CATCH_UP_SHARE + 0.5 * gained), CATCH_UP_CREDIT)
         if not self._length:
-            self._probe_credit = min(self._probe_credit + elapsed * PROBE_SHARE, max(self._probe_price, 0.01))
+            share = SOON_PROBE_SHARE if now - self._drafted_at < SOON_PROBED else PROBE_SHARE
+            self._probe_credit = min(self._probe_credit + elapsed * share, max(self._probe_price, 0.01))
+        else:
+            self._drafted_at = now
 
     def _compare(self, shape: StepShape, stood: int) -> None:
         """A step, of which so many drafts stood, with plain decoding, which would have read its prompts once, too."""
@@ -414,6 +425,7 @@ class Adaptive:
     def _took(self, decision: Decision) -> None:
         if len(decision.lengths):
             self.effective_tokens = float(decision.lengths.mean())
+            self._drafted = float(self._sizes[decision.lengths].mean())
 
     def _most_reads(self, prompt_tokens: int) -> int:
         """That a step has room for, beside its prompts."""

@@ -94,6 +94,18 @@ def test_drafts_leave_prompts_half_of_the_budget():
     assert shape(scheduler.schedule(8)) == [("a", 3, 1, 2), ("b", 3, 1, 2), ("long", 0, 6, 0)]
 
 
+@pytest.mark.parametrize(("expected", "read"), [(None, 12), (8.0, 12), (1.5, 15), (0.25, 17), (0.0, 18)])
+def test_prompts_leave_room_for_as_many_drafts_as_are_expected_of_all(expected, read):
+    scheduler, _ = make(budget=20)
+    for name in ("a", "b"):
+        scheduler.add(request(name, 3))
+    carry_out(scheduler, scheduler.schedule(0))
+    scheduler.add(request("long", 40))
+    chunks = scheduler.schedule(3, expected)
+    assert [chunk.draft_length for chunk in chunks] == [3, 3, 0]
+    assert chunks[-1].length == read
+
+
 def test_drafts_may_take_the_whole_budget_when_nothing_is_read():
     scheduler, _ = make(budget=12)
     for name in ("a", "b"):

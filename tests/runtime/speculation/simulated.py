@@ -134,6 +134,7 @@ class Simulation:
     stall: Callable[[float], float] = lambda now: 0.0
     slowness: float = 1.0  # of everything
     prompts: bool = False
+    output: int = OUTPUT  # tokens of a request
     arriving: int = 0  # requests whose prompts are read one after the other, as many at once as a step has room for
 
     def __post_init__(self) -> None:
@@ -165,7 +166,7 @@ class Simulation:
         count = len(chances)
         prompt_tokens = 128 if self.prompts else 0
         if self.arriving:
-            room = TOKEN_BUCKETS[-1] - count * (1 + self.adaptive.expected)
+            room = TOKEN_BUCKETS[-1] - count - round(count * self.adaptive.expected)
             prompt_tokens = min(room, self.arriving * PROMPT - self._read)
         slots = np.arange(count)
         decoding = Decoding(
@@ -201,7 +202,7 @@ class Simulation:
     def _replace(self, slots: np.ndarray) -> None:
         for slot in slots.tolist():
             self.adaptive.forget(slot)
-        self._contexts[slots], self._left[slots], self._missed[slots] = CONTEXT - OUTPUT // 2, OUTPUT, 0
+        self._contexts[slots], self._left[slots], self._missed[slots] = CONTEXT - OUTPUT // 2, self.output, 0
 
     def _resize(self, running: int) -> None:
         have = len(self._contexts)
@@ -210,7 +211,7 @@ class Simulation:
             setattr(self, name, np.concatenate([values, np.zeros(max(0, running - have), dtype=np.int64)])[:running])
         fresh = np.arange(have, running)
         self._replace(fresh)
-        progress = self._random.integers(0, OUTPUT, len(fresh))  # not all end at once
+        progress = self._random.integers(0, self.output, len(fresh))  # not all end at once
         self._contexts[fresh] += progress
         self._left[fresh] -= progress
 

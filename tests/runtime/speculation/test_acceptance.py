@@ -37,6 +37,30 @@ def test_a_position_never_reached_takes_after_the_one_before():
     assert acceptance.pooled() == pytest.approx([0.3] * 4, abs=0.1)
 
 
+def test_positions_that_no_draft_got_to_lately_are_hoped_to_be_better_and_the_more_so_the_less_is_known():
+    few, many, used = (Acceptance(64, 4) for _ in range(3))
+    for acceptance, steps in ((few, 2), (many, 100), (used, 100)):
+        verify(acceptance, np.full((64, 4), 0.5), drafted=4, steps=steps)
+        verify(acceptance, np.full((64, 4), 0.5), drafted=4 if acceptance is used else 1, steps=40, now=steps / 100)
+    assert used.hoped() == pytest.approx(used.pooled())
+    for acceptance in (few, many):
+        assert acceptance.hoped()[0] == acceptance.pooled()[0]
+    hopes = [(acceptance.hoped() - acceptance.pooled())[1:] for acceptance in (few, many)]
+    assert (hopes[0] > 1.5 * hopes[1]).all()
+    assert (hopes[1] > 0.01).all()
+    assert (hopes[0] < 0.15).all()
+
+
+def test_one_probe_that_cannot_be_luck_is_enough():
+    acceptance = Acceptance(4, 2)
+    slots, ones = np.arange(4), np.ones(4, dtype=np.int64)
+    for probe, stood in enumerate([[0, 1, 0, 0], [0, 0, 0, 1], [0, 0, 0, 0]] * 4):
+        acceptance.observe(slots, ones, np.array(stood), float(probe), probe=True)
+    assert acceptance.pooled()[0] < 0.25
+    acceptance.observe(slots, ones, ones, 13.0, probe=True)
+    assert acceptance.pooled()[0] > 0.6
+
+
 def test_equals_are_not_told_apart_by_luck():
     acceptance = Acceptance(32, 4)
     verify(acceptance, np.full((32, 4), 0.7), drafted=4, steps=200)
