@@ -17,18 +17,21 @@ import numpy as np
 from outrider_runtime.speculation.acceptance import Acceptance
 from outrider_runtime.speculation.allocation import (
     HOPE,
+    NOTHING_READ,
     Allocation,
     Captured,
     Ints,
     Mask,
     Offer,
+    Reading,
     longest_captured,
     uniform,
 )
 from outrider_runtime.speculation.cost import CostTable, Floats, StepShape
 from outrider_runtime.speculation.policy import Policy
 
-MARGIN = 0.01  # gains below it are equal
+MARGIN = 0.01  # gains below it are equal,
+LENGTH_MARGIN = 0.002  # but between two lengths: to change costs nothing, and shows what the other takes now
 REGRET_SECONDS = 0.012  # what staying must have cost, by all that is known, before the length changes (for one request;
 REGRET_STEPS = 0.3  # with more there is less luck in it), but at least so much of a step
 PROBE_SHARE = 0.004  # of the time, in what a probe adds to its step,
@@ -110,6 +113,7 @@ class Adaptive:
         self._probe_credit = 0.0
         self._probe_price = 0.0
         self._probes = 0
+        self._probing = False  # plain decoding, but for probes
         self._drafted_at = -math.inf
         self._catch_up_credit = CATCH_UP_CREDIT
         self._catching_up = 0  # requests, once begun
@@ -149,7 +153,8 @@ class Adaptive:
         count = len(decoding.slots)
         everyone = count + arriving
         self._lasting = everyone < FEW_REQUESTS or self.will_pay(everyone, _mean(decoding.contexts), now)
-        self._follows = self._reads_prompts and longest > 0 and self._lasting
+        pays = self._lasting and (everyone < FEW_REQUESTS or self._length != 0)  # it may be too early to say
+        self._follows = self._reads_prompts and longest > 0 and pays
         nothing = np.zeros(count, dtype=np.int64)
         if longest == 0:
             self._length = 0
@@ -175,7 +180,7 @@ class Adaptive:
         the request's own end cut any. `seconds` is since the end of the step before it, None if the device was idle in
         between."""
         columns = [np.asarray(column, dtype=np.int64) for column in (slots, drafted, accepted)]
-        self._acceptance.observe(columns[0], columns[1], columns[2], now, probe=not self._length)
+        self._acceptance.observe(columns[0], columns[1], columns[2], now, probe=self._probing)
         self._compare(shape, int(columns[2].sum()))
         if seconds is not None:
             self.table.observe(shape, seconds, now)
@@ -216,20 +221,21 @@ class Adaptive:
         limit = self._limit[1]
         return limit is None or requests < limit
 
-    def _meanwhile(self, decoding: Decoding, prompt_tokens: int, arriving: int) -> tuple[float, float]:
-        """Tokens that `arriving` requests would decode, all of them running, in the time of a plain step: so much a
-        step brings by reading prompts. The longer it takes, the later they begin; and so they do for every draft where
-        the step is full: also what each costs."""
-        if arriving == 0 or prompt_tokens == 0:
-            return 0.0, 0.0
+    def _reading(self, decoding: Decoding, prompt_tokens: int, arriving: int) -> Reading:
+        """Of the step's prompts, behind which `arriving` requests will decode."""
+        if prompt_tokens == 0:
+            return NOTHING_READ
         count, attended = len(decoding.slots), int(decoding.contexts.sum())
         everyone = count + arriving
-        step = StepShape(count + prompt_tokens, count, attended, prompt_tokens=prompt_tokens)
+        plain = StepShape(count, count, attended)
         later = StepShape(everyone, everyone, attended * everyone // max(1, count))
-        brought = arriving * self.table.seconds(step) / self.table.seconds(later)
+        own = self.table.seconds(plain)
+        seconds = self.table.seconds(replace(plain, tokens=count + prompt_tokens, prompt_tokens=prompt_tokens)) - own
+        brought = arriving * own / self.table.seconds(later)
         reserved = round(count * self.expected)  # for drafts, when the step's prompts were chosen
         full = count + reserved + prompt_tokens >= self.table.token_buckets[-1] * NEARLY
-        return brought, brought / (prompt_tokens + reserved) if full else 0.0
+        displaced = (count + brought) / own * seconds / (prompt_tokens + reserved) if full else 0.0
+        return Reading(prompt_tokens, max(0.0, seconds), brought, max(0.0, displaced))
 
     def _adapt(
         self, decoding: Decoding, caps: Ints, longest: int, prompt_tokens: int, arriving: int, now: float
@@ -245,11 +251,11 @@ class Adaptive:
         chances, shifts = self._acceptance.hoped()[:longest], self._acceptance.shifts(decoding.slots)
         grid = self.table.grid(prompt_tokens, int(decoding.contexts.sum()), float(decoding.contexts.mean()))
 
-        brought, displaced = self._meanwhile(decoding, prompt_tokens, arriving)
+        reading = self._reading(decoding, prompt_tokens, arriving)
 
         def offers(caps: Ints) -> tuple[Allocation, list[Offer]]:
             allocation = Allocation(chances, shifts, caps, np.diff(self._sizes)[:longest])
-            return allocation, allocation.offers(grid, self.captured, prompt_tokens, longest, brought, displaced)
+            return allocation, allocation.offers(grid, self.captured, longest, reading)
 
         missed = decoding.missed
         allocation, offered = offers(caps)
@@ -291,7 +297,9 @@ class Adaptive:
     def _carried_out(
         self, decoding: Decoding, caps: Ints, lengths: Ints, reads: Ints, longest: int, prompt_tokens: int
     ) -> Decision:
-        if not self._length:
+        # A length may be in force for which nobody is ready, nor worth to be made so.
+        self._probing = not self._length or not (lengths.any() or reads.any())
+        if self._probing:
             self.effective_tokens = 0.0
             return self._probe(decoding, caps, longest, prompt_tokens)
         decision = self._decision(decoding, lengths, reads, prompt_tokens)
@@ -305,7 +313,8 @@ class Adaptive:
         best = max(offers, key=lambda offer: offer.rate)
         current = next((offer for offer in offers if offer.length == self._length), None)
         if current is not None and best is not current:
-            gain = best.rate / current.rate - 1.0 - MARGIN
+            begins_or_ends = not best.length or not current.length
+            gain = best.rate / current.rate - 1.0 - (MARGIN if begins_or_ends else LENGTH_MARGIN)
             steps = 1 if self._kept is None else self._kept.steps
             self._regret = max(0.0, self._regret + gain * current.seconds * steps)
             if self._regret < max(REGRET_SECONDS / math.sqrt(count), REGRET_STEPS * current.seconds):
@@ -321,7 +330,7 @@ class Adaptive:
         self._last = now
         gained = max(0.0, 1.0 - plain.rate / chosen.rate)
         self._catch_up_credit = min(self._catch_up_credit + elapsed * (CATCH_UP_SHARE + 0.5 * gained), CATCH_UP_CREDIT)
-        if not self._length:
+        if not chosen.length:
             share = SOON_PROBE_SHARE if now - self._drafted_at < SOON_PROBED else PROBE_SHARE
             self._probe_credit = min(self._probe_credit + elapsed * share, max(self._probe_price, 0.01))
         else:

@@ -47,9 +47,23 @@ class Offer:
 
     length: int
     rate: float  # tokens a second
-    seconds: float
+    seconds: float  # hoped for, apart from what prompts take
     drafts: int = 0  # over all requests
     requests: int = 0  # that draft
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What the prompts of a step change. They take their time in this step or in another, whatever is drafted: so
+    drafts are weighed by the rest, or they would seem to be worth a share of what prompts cost."""
+
+    tokens: int = 0
+    seconds: float = 0.0  # that they add to a plain step
+    brought: float = 0.0  # tokens that requests still to be read would decode in the time of a plain step
+    displaced: float = 0.0  # tokens that each draft costs where the step is full: what it displaces is read later
+
+
+NOTHING_READ = Reading()
 
 
 class _Cell(NamedTuple):
@@ -99,21 +113,14 @@ class Allocation:
         self._cells = [_Cell(*cell) for cell in zip(*(column.tolist() for column in columns), strict=True) if cell[2]]
 
     def offers(
-        self,
-        grid: Grid,
-        captured: Captured,
-        prompt_tokens: int,
-        longest: int,
-        brought: float = 0.0,
-        displaced: float = 0.0,
+        self, grid: Grid, captured: Captured, longest: int, reading: Reading = NOTHING_READ
     ) -> list[Offer]:
-        """Plain decoding, and of each captured draft length up to `longest` the best, where there is one. A step is
-        worth its requests' tokens and those `brought` by reading prompts, less the `displaced` ones for each draft."""
-        own = self._count + prompt_tokens
+        """Plain decoding, and of each captured draft length up to `longest` the best, where there is one."""
+        own = self._count + reading.tokens
         buckets, target = captured.tokens.tolist(), (grid.target + grid.attention).tolist()
         first = min(bisect_left(buckets, own), len(buckets) - 1)
-        plain = lowered(target[first], HOPE * float(grid.target_deviation[first]))
-        worth = self._count + brought
+        plain = _hoped(target[first], float(grid.target_deviation[first]), reading)
+        worth = self._count + reading.brought
         offers = [Offer(0, worth / plain, plain)]
         ready = captured.tokens_ready.tolist()
         edges = [
@@ -129,8 +136,8 @@ class Allocation:
             for use in _uses([cell for cell in self._cells if cell.position <= length], edges):
                 bucket = min(bisect_left(requests, use.requests), len(requests) - 1)
                 seconds = target[use.bucket] + loops[row][bucket]
-                seconds = lowered(seconds, HOPE * float(grid.deviation[use.bucket, row, bucket]))
-                rate = (worth + use.expected - use.drafts * displaced) / seconds
+                seconds = _hoped(seconds, float(grid.deviation[use.bucket, row, bucket]), reading)
+                rate = (worth + use.expected - use.drafts * reading.displaced) / seconds
                 if ready[row][bucket] and (best.length == 0 or rate > best.rate):
                     best = Offer(length, rate, seconds, use.drafts, use.requests)
             if best.length:
@@ -164,6 +171,12 @@ def longest_captured(captured: Captured, requests: int, longest: int) -> int:
     bucket = min(int(np.searchsorted(captured.requests, requests)), len(captured.requests) - 1)
     ready: Sequence[int] = captured.lengths[captured.loops_ready[:, bucket] & (captured.lengths <= longest)].tolist()
     return max(ready, default=0)
+
+
+def _hoped(seconds: float, deviation: float, reading: Reading) -> float:
+    """Without the prompts' part, by as much as it may be less."""
+    own = lowered(seconds, reading.seconds)
+    return lowered(own, HOPE * deviation * own / seconds)
 
 
 def _uses(cells: Iterable[_Cell], edges: Sequence[_Edge]) -> Iterator[_Use]:

@@ -135,6 +135,7 @@ class Simulation:
     slowness: float = 1.0  # of everything
     prompts: bool = False
     output: int = OUTPUT  # tokens of a request
+    turnover: bool = False  # who ends is followed by one whose prompt is read first
     arriving: int = 0  # requests whose prompts are read one after the other, as many at once as a step has room for
 
     def __post_init__(self) -> None:
@@ -157,6 +158,15 @@ class Simulation:
     def burst(self, seconds: float, arriving: int, acceptance: float) -> list[Step]:
         """So many more seconds, at whose beginning so many come at once."""
         self.arriving = arriving
+        end, first = self.now + seconds, len(self.steps)
+        while self.now < end:
+            self._step(np.full(len(self._contexts), acceptance))
+        return self.steps[first:]
+
+    def busy(self, seconds: float, running: int, acceptance: float) -> list[Step]:
+        """So many more seconds, of as many requests as there are; each has its prompt read."""
+        self.turnover = True
+        self._resize(running)
         end, first = self.now + seconds, len(self.steps)
         while self.now < end:
             self._step(np.full(len(self._contexts), acceptance))
@@ -192,12 +202,23 @@ class Simulation:
         if self.model:
             read = self._missed - decision.reads
             self._missed = np.where(decision.lengths > 0, 0, read + 1)
-        self._replace(np.flatnonzero(self._left <= 0))
+        ended = np.flatnonzero(self._left <= 0)
+        if self.turnover:
+            for slot in ended.tolist():
+                self.adaptive.forget(slot)
+            for name in ("_contexts", "_missed", "_left"):
+                setattr(self, name, np.delete(getattr(self, name), ended))
+            count -= len(ended)
+        else:
+            self._replace(ended)
         if self.arriving:
             arrived, self._read = divmod(self._read + prompt_tokens, PROMPT)
             self.arriving -= arrived
             self._resize(count + arrived)
             self._missed[count:] = 0 if decision.follows else PROMPT
+            if self.turnover:  # they have just begun
+                self._contexts[count:], self._left[count:] = CONTEXT - OUTPUT // 2, self.output
+        self.arriving += len(ended) if self.turnover else 0
 
     def _replace(self, slots: np.ndarray) -> None:
         for slot in slots.tolist():

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from tests.runtime.speculation.simulated import (
     LENGTHS,
+    PROMPT,
     REQUEST_BUCKETS,
     Simulation,
     Step,
@@ -130,6 +131,26 @@ def test_long_texts_that_draft_again_after_a_while_do_so_within_two_seconds(seed
     simulation.run(2.0, 16, 0.9)
     steps = simulation.run(1.0, 16, 0.9)
     assert rate(steps) >= 0.95 * best_fixed(steps, 0.9, True)
+
+
+@pytest.mark.parametrize(("acceptance", "running"), [(0.3, 120), (0.2, 56), (0.5, 120)])
+def test_what_prompts_take_makes_no_draft_worth_more(acceptance, running):
+    """They are read in any case, sooner or later; beside them a draft is not free, as it may be in a step of few."""
+    adaptive, plain = (
+        Simulation(make_adaptive(model=False, policy=policy), model=False, noise=0.005, output=PROMPT)
+        for policy in (Policy(num_speculative_tokens=8), Policy(mode="Disabled"))
+    )
+    for simulation in (adaptive, plain):
+        simulation.busy(1.0, running, acceptance)
+    assert rate(adaptive.busy(2.0, running, acceptance)) >= 0.98 * rate(plain.busy(2.0, running, acceptance))
+
+
+def test_prompts_are_read_by_no_draft_that_drafts_nothing():
+    simulation = Simulation(make_adaptive(), output=PROMPT)
+    simulation.busy(1.0, 120, 0.4)
+    steps = simulation.busy(1.0, 120, 0.4)
+    assert sum(step.decision.shape.prompt_tokens for step in steps) > 10_000
+    assert not any(step.decision.follows for step in steps)
 
 
 def test_prompts_leave_room_for_the_drafts_there_are_and_not_for_the_longest_of_each():

@@ -57,7 +57,7 @@ def test_no_length_for_all_beats_the_offers_and_the_offers_are_what_they_say(mem
     shifts, caps = [shift for shift, _ in members], [cap for _, cap in members]
     grid = make_grid(per_token, per_turn)
     allocation = Allocation(CHANCES, np.array(shifts, dtype=float), np.array(caps))
-    offers = allocation.offers(grid, all_captured(), 0, 4)
+    offers = allocation.offers(grid, all_captured(), 4)
     for offer in offers:
         lengths = allocation.lengths(offer).tolist()
         assert all(length <= min(cap, offer.length) for length, cap in zip(lengths, caps, strict=True))
@@ -76,7 +76,7 @@ def test_turns_of_trees_take_room_for_all_their_drafts(members, sizes, per_token
     shifts, caps = [shift for shift, _ in members], [cap for _, cap in members]
     grid = make_grid(per_token, 0.02)
     allocation = Allocation(CHANCES, np.array(shifts, dtype=float), np.array(caps), np.diff(sizes))
-    offers = allocation.offers(grid, all_captured(), 0, 4)
+    offers = allocation.offers(grid, all_captured(), 4)
     for offer in offers:
         lengths = allocation.lengths(offer).tolist()
         assert sum(sizes[length] for length in lengths) == offer.drafts
@@ -86,7 +86,7 @@ def test_turns_of_trees_take_room_for_all_their_drafts(members, sizes, per_token
 
 def test_who_is_likelier_to_be_right_drafts_more():
     allocation = Allocation(CHANCES, np.array([2.0, -3.0]), np.array([4, 4]))
-    offers = allocation.offers(make_grid(1.0, 0.01), all_captured(), 0, 4)
+    offers = allocation.offers(make_grid(1.0, 0.01), all_captured(), 4)
     good, bad = allocation.lengths(max(offers, key=lambda offer: offer.rate)).tolist()
     assert good > 0
     assert bad == 0
@@ -94,7 +94,7 @@ def test_who_is_likelier_to_be_right_drafts_more():
 
 def test_a_graph_is_filled():
     allocation = Allocation(CHANCES, np.zeros(5), np.full(5, 4))
-    [offer] = [offer for offer in allocation.offers(make_grid(1.0, 0.0), all_captured(), 0, 1) if offer.length == 1]
+    [offer] = [offer for offer in allocation.offers(make_grid(1.0, 0.0), all_captured(), 1) if offer.length == 1]
     assert offer == Offer(1, pytest.approx((5 + 3 * 0.8) / 9.1), pytest.approx(9.1), drafts=3, requests=3)
     assert allocation.lengths(offer).tolist() == [1, 1, 1, 0, 0]
 
@@ -103,7 +103,7 @@ def test_only_captured_graphs_are_offered():
     captured = all_captured()
     captured.loops_ready[1, 2] = False  # two turns of up to four requests
     captured.tokens_ready[TOKENS.index(8)] = False
-    offers = Allocation(CHANCES, np.zeros(3), np.full(3, 4)).offers(make_grid(0.001, 0.0), captured, 0, 4)
+    offers = Allocation(CHANCES, np.zeros(3), np.full(3, 4)).offers(make_grid(0.001, 0.0), captured, 4)
     assert all(offer.length != 2 or offer.requests < 3 for offer in offers)
     assert longest_captured(captured, 3, 2) == 1
     assert longest_captured(captured, 3, 4) == 4
