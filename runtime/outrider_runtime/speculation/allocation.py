@@ -112,9 +112,7 @@ class Allocation:
         columns = [order // depth, position + 1, able.ravel()[order], widths[position], survival.ravel()[order]]
         self._cells = [_Cell(*cell) for cell in zip(*(column.tolist() for column in columns), strict=True) if cell[2]]
 
-    def offers(
-        self, grid: Grid, captured: Captured, longest: int, reading: Reading = NOTHING_READ
-    ) -> list[Offer]:
+    def offers(self, grid: Grid, captured: Captured, longest: int, reading: Reading = NOTHING_READ) -> list[Offer]:
         """Plain decoding, and of each captured draft length up to `longest` the best, where there is one."""
         own = self._count + reading.tokens
         buckets, target = captured.tokens.tolist(), (grid.target + grid.attention).tolist()
