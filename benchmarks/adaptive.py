@@ -7,8 +7,9 @@ whose graphs are captured before; what took how long is told on stderr:
 - ramp: concurrency rises through all levels and falls again, once plainly and once adaptive. `min_ratio` is of
   the worst second. Who writes faster also ends sooner, and another's prompt is read: so what was written and read in a
   second counts by the time that plain decoding takes for it, as fitted to the plain run.
-- steps: the acceptance changes in mid-stream. `seconds` are until the mean length is one of those that, fixed, are
-  within 2 % of the best, and stays there; `ratio` is of the second half of the time, `progress` of every half second.
+- steps: the acceptance changes in mid-stream. `seconds` are until the mean length, whenever all decode, is one of those
+  that, fixed, are within 2 % of the best, and stays there (for fewer, while prompts of others are read, another one
+  is right); `ratio` is of the second half of the time, `progress` of every half second.
 """
 
 from __future__ import annotations
@@ -118,6 +119,10 @@ class Step:
     turns: float  # plain steps that write as much
     read: int  # tokens of the prompts that were read to their ends
     length: float  # of drafts, in force
+
+    @property
+    def writers(self) -> int:
+        return round(self.written / self.turns) if self.turns else 0
 
 
 class Traffic:
@@ -358,7 +363,9 @@ def steps(site: Site) -> Iterator[Row]:
             "concurrency": concurrency,
             "from": before,
             "to": now,
-            "seconds": seconds_until_right([(step.at, step.length) for step in phase], right),
+            "seconds": seconds_until_right(
+                [(step.at, step.length) for step in phase if step.writers == concurrency], right
+            ),
             "right": right,
             "length": round(statistics.fmean(step.length for step in phase[len(phase) // 2 :]), 2),
             "fixed": _rounded(fixed[now]),
@@ -400,7 +407,7 @@ def seconds_until_right(lengths: Sequence[tuple[float, float]], right: Sequence[
         if min(abs(statistics.fmean(values) - length) for length in right) > 0.5
         and not right[0] <= statistics.fmean(values) <= right[-1]
     ]
-    if wrong and max(wrong) == max(buckets):
+    if not buckets or (wrong and max(wrong) == max(buckets)):
         return None
     return round((max(wrong) + 1) * BUCKET, 1) if wrong else 0.0
 

@@ -33,7 +33,7 @@ from outrider_runtime.speculation.policy import Policy
 MARGIN = 0.01  # gains below it are equal,
 LENGTH_MARGIN = 0.002  # but between two lengths: to change costs nothing, and shows what the other takes now
 REGRET_SECONDS = 0.012  # what staying must have cost, by all that is known, before the length changes (for one request;
-REGRET_STEPS = 0.3  # with more there is less luck in it), but at least so much of a step
+REGRET_STEPS = 0.15  # with more there is less luck in it), but at least so much of a step
 PROBE_SHARE = 0.004  # of the time, in what a probe adds to its step,
 SOON_PROBE_SHARE = 0.008  # but this while drafting has stopped for less than so many seconds:
 SOON_PROBED = 10.0  # what paid a moment ago is likelier to pay again
