@@ -48,8 +48,8 @@ SPEEDUP_SECONDS = 1.0  # over which it is averaged
 SPEEDUP_LEAST = 0.25  # seconds of steps, to say something
 REFRESH_SECONDS = 1.0  # of the break-even
 NEARLY = 0.95  # full
-FEW_REQUESTS = 16  # whose prompts a draft reads in any case: they take little of the time
-MORE_DRAFTED = 0.25  # of a request, than in the last step: the room that prompts leave, for more to be chosen
+FEW_REQUESTS = 16  # whose prompts a draft reads in any case, though it may not draft now: they take little of the time
+MORE_DRAFTED = 0.25  # of a request than in the last step: so much room prompts leave, that more may be chosen
 KEPT_SECONDS = 0.02  # for which a choice stands unexamined, while as many requests decode
 
 
@@ -152,9 +152,10 @@ class Adaptive:
         longest = self.allowed
         count = len(decoding.slots)
         everyone = count + arriving
-        self._lasting = everyone < FEW_REQUESTS or self.will_pay(everyone, _mean(decoding.contexts), now)
-        pays = self._lasting and (everyone < FEW_REQUESTS or self._length != 0)  # it may be too early to say
-        self._follows = self._reads_prompts and longest > 0 and pays
+        few = everyone < FEW_REQUESTS
+        self._lasting = few or self.will_pay(everyone, _mean(decoding.contexts), now)
+        self._follows = self._reads_prompts and longest > 0 and (few or (self._lasting and self._length != 0))
+        self._probing = False
         nothing = np.zeros(count, dtype=np.int64)
         if longest == 0:
             self._length = 0
@@ -297,7 +298,7 @@ class Adaptive:
     def _carried_out(
         self, decoding: Decoding, caps: Ints, lengths: Ints, reads: Ints, longest: int, prompt_tokens: int
     ) -> Decision:
-        # A length may be in force for which nobody is ready, nor worth to be made so.
+        # A length may be in force that nobody is ready for, nor worth the while to be made ready.
         self._probing = not self._length or not (lengths.any() or reads.any())
         if self._probing:
             self.effective_tokens = 0.0
