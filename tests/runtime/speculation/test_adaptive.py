@@ -133,6 +133,21 @@ def test_long_texts_that_draft_again_after_a_while_do_so_within_two_seconds(seed
     assert rate(steps) >= 0.95 * best_fixed(steps, 0.9, True)
 
 
+@pytest.mark.parametrize("seed", [1, 2, 5, 7, 50])
+def test_whatever_was_before_the_length_is_right_after_a_few_seconds(seed):
+    """Of many such histories, these two (5, 50) once ended with a length in force for which nobody was ready."""
+    lots = np.random.default_rng(seed)
+    model, output = bool(lots.integers(2)), int(lots.choice([96, 384, 2048, 8192]))
+    simulation = Simulation(make_adaptive(model=model), model=model, seed=seed, noise=0.005, output=output)
+    for _ in range(4):
+        running = int(lots.choice([1, 2, 5, 16, 40, 64, 120, 256]))
+        acceptance = float(lots.choice([0.05, 0.2, 0.4, 0.6, 0.8, 0.95]))
+        simulation.run(float(lots.choice([0.3, 1, 3])), running, acceptance)
+    simulation.run(2.5, running, acceptance)
+    steps = simulation.run(1.0, running, acceptance)
+    assert rate(steps) >= 0.92 * best_fixed(steps, acceptance, model)
+
+
 @pytest.mark.parametrize(("acceptance", "running"), [(0.3, 120), (0.2, 56), (0.5, 120)])
 def test_what_prompts_take_makes_no_draft_worth_more(acceptance, running):
     """They are read in any case, sooner or later; beside them a draft is not free, as it may be in a step of few."""
