@@ -40,14 +40,24 @@ class Applier:
         )
 
     async def apply(self, children: Sequence[Rendered]) -> int:
-        """Apply those that are not in step, in order; returns how many were sent. Each carries its hash already."""
+        """Apply those that are not in step, in order; returns how many were sent. Each carries its hash already.
+
+        Raises Rejected, which names all that the API server refused, after the others were sent.
+        """
         sent = 0
+        refused: list[Rejected] = []
         for child in children:
             live = self._live(child)
             if live is not None and self._in_step(child, live):
                 continue
-            await self._send(child, live)
-            sent += 1
+            try:
+                await self._send(child, live)
+            except Rejected as error:  # a claim that may not grow is no reason to leave the Deployment as it was
+                refused.append(error)
+            else:
+                sent += 1
+        if refused:
+            raise Rejected("; ".join(map(str, refused)), min(error.status for error in refused))
         return sent
 
     def holds(self, children: Sequence[Rendered], kind: str) -> bool:

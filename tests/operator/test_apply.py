@@ -7,7 +7,7 @@ from tests.operator.fake_kube import FakeKube
 
 from outrider_operator.apply import Applier
 from outrider_operator.cache import Cache, Key
-from outrider_operator.errors import Conflict, Unavailable
+from outrider_operator.errors import Conflict, Rejected, Unavailable
 from outrider_operator.observe import Model
 from outrider_operator.queue import Queue
 from outrider_operator.render.meta import metadata, sealed
@@ -57,6 +57,20 @@ async def test_a_changed_mind_is_sent(kube: FakeKube, applier: Applier) -> None:
     await applier.apply([child()])
     assert await applier.apply([child(port=81)]) == 1
     assert kube.objects["Service", "team", "llama"]["spec"]["ports"][0]["port"] == 81
+
+
+async def test_what_is_refused_keeps_nothing_else_from_being_sent_and_all_of_it_is_named(
+    kube: FakeKube, applier: Applier
+) -> None:
+    def fault(verb: str, kind: str, name: str) -> None:
+        if name in ("b", "d"):
+            raise Rejected(f"apply {name}: exceeded quota", {"b": 500, "d": 403}[name])
+
+    kube.fault = fault
+    with pytest.raises(Rejected, match=r"^apply b: exceeded quota; apply d: exceeded quota$") as refused:
+        await applier.apply([child("a"), child("b"), child("c"), child("d"), child("e")])
+    assert [name for _, _, name in kube.writes] == ["a", "c", "e"]
+    assert refused.value.status == 403  # one of them is refused for good
 
 
 async def test_an_owned_field_that_somebody_changed_is_repaired(kube: FakeKube, cache: Cache, applier: Applier) -> None:

@@ -177,6 +177,38 @@ async def test_replicas_that_the_api_server_refuses_are_not_told_as_scaled() -> 
     assert (decision["from"], decision["to"]) == (1, 3)
 
 
+async def test_a_claim_that_the_api_server_refuses_is_said_and_holds_up_nothing_else() -> None:
+    """As where its storage class lets no claim grow."""
+    rig = Rig()
+    rig.edit({"cache": {"size": "10Gi"}})
+    await rig.reconciler.reconcile(KEY)
+    rig.hear()
+    rig.refuse("apply", "PersistentVolumeClaim")
+    rig.edit({"cache": {"size": "20Gi"}, "engine": {"image": "mine:2"}, "replicas": 2})
+    with pytest.raises(Rejected):
+        await rig.reconciler.reconcile(KEY)
+    deployment = rig.kube.objects["Deployment", *KEY]["spec"]
+    assert deployment["replicas"] == 2
+    assert deployment["template"]["spec"]["containers"][0]["image"] == "mine:2"
+    accepted = rig.condition("Accepted")
+    assert (accepted["status"], accepted["reason"]) == ("False", "ApplyFailed")
+    assert "PersistentVolumeClaim llama-cache" in accepted["message"]
+
+
+async def test_replicas_changed_beside_a_refused_claim_are_told_once() -> None:
+    rig = Rig()
+    rig.edit({"cache": {"size": "10Gi"}, "autoscaling": {"minReplicas": 1, "maxReplicas": 5, "targetConcurrency": 10}})
+    rig.refuse("apply", "PersistentVolumeClaim")
+    for least in (1, 3, 3):
+        rig.hear()
+        rig.edit({"autoscaling": {"minReplicas": least}})
+        with pytest.raises(Rejected):
+            await rig.reconciler.reconcile(KEY)
+    status = rig.kube.objects[KIND, *KEY]["status"]
+    assert [(d["from"], d["to"]) for d in status["autoscaling"]["recentDecisions"]] == [(1, 3)]
+    assert [note for reason, note in rig.events() if reason == "ScaledUp"] == ["from 1 to 3 replicas: minReplicas is 3"]
+
+
 class _Autoscaler(FakeKube):
     """With an HPA of the user's on the Deployment: each apply of ours takes the field that the HPA had written."""
 

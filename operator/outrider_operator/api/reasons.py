@@ -13,7 +13,8 @@ class ConditionType(StrEnum):
     """True while the model is served as the spec says: accepted, no pod of an earlier template left, and enough
     replicas available. A suspended object, or one of no replicas, is Ready too, so that waiting for it ends."""
     ACCEPTED = "Accepted"
-    """False when the spec asks for what cannot be; the message says what to change. Nothing is touched then."""
+    """False when the spec asks for what cannot be; the message says what to change. Nothing is touched then, except
+    with ApplyFailed, where all is applied that was not refused."""
     MODEL_READY = "ModelReady"
     """True once a replica has loaded the model."""
     DRAFT_READY = "DraftReady"
