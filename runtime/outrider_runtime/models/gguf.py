@@ -6,6 +6,7 @@ import hashlib
 import shutil
 import tempfile
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,8 @@ _LLAMA3 = [
 # Vocabularies of Llama 3, by llama.cpp's names: their texts begin with BOS where a header says nothing of it
 _BEGUN = ("llama3", "llama-v3", "llama-bpe")
 
+UNPACKED = 1  # the way tokenizer_folder() unpacks; another number for another way, or old folders stay in use
+
 
 class GGUFFile:
     """An open GGUF file: `config` in the form of config.json, and Weights (models/weights.py)."""
@@ -72,6 +75,11 @@ class GGUFFile:
         self.begins_texts = bool(
             self._value("tokenizer.ggml.add_bos_token", self._value("tokenizer.ggml.pre") in _BEGUN)
         )
+
+    @property
+    def header(self) -> bytes:
+        """All but the weights: tokenizer, chat template and shape."""
+        return bytes(self._reader.data[: self._reader.data_offset])
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
         for name in self._tensors:
@@ -158,9 +166,10 @@ class GGUFFile:
 
 
 def tokenizer_folder(file: GGUFFile, cache: Path) -> Path:
-    """The file's tokenizer as a folder with tokenizer.json and the chat template, made once under `cache`."""
-    stat = file.path.stat()
-    key = hashlib.sha256(f"{file.path.resolve()} {stat.st_size} {stat.st_mtime_ns}".encode()).hexdigest()[:16]
+    """The file's tokenizer as a folder with tokenizer.json and the chat template, made once under `cache`. Its name
+    tells what it was made from and by, for another file may come to the same place with the same size and time."""
+    by = f"{UNPACKED} transformers {version('transformers')} "
+    key = hashlib.sha256(by.encode() + file.header).hexdigest()[:16]
     folder = cache / f"{file.path.stem}-{key}"
     if folder.is_dir():
         return folder

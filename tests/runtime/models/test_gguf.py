@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 
 import gguf
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.runtime.folders import CHAT_TEMPLATE, EOS, tokenizer
+from tests.runtime.folders import BOS, CHAT_TEMPLATE, EOS, tokenizer
 from tests.runtime.tiny import reference_model
 from transformers import AutoTokenizer
 
 from outrider_runtime.errors import Refusal
+from outrider_runtime.models import gguf as gguf_module
 from outrider_runtime.models.checkpoint import open_checkpoint
 from outrider_runtime.models.config import model_config
 from outrider_runtime.models.gguf import GGUFFile
@@ -136,6 +138,48 @@ def test_the_tokenizer_comes_from_the_file_too_and_is_unpacked_once(tmp_path):
     again = open_checkpoint("m", tmp_path / "tiny.gguf", tmp_path / "cache")
     assert again.tokenizer == checkpoint.tokenizer
     assert (again.tokenizer / "tokenizer.json").stat().st_mtime_ns == written
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"fields": [("add_eos_token_id", 0)]}, {"eos_token": BOS}),
+        ({"fields": [("add_bos_token_id", 1)]}, {"bos_token": EOS}),
+        ({"fields": [("add_chat_template", CHAT_TEMPLATE.upper())]}, {"chat_template": CHAT_TEMPLATE.upper()}),
+    ],
+    ids=["end token", "first token", "chat template"],
+)
+def test_another_file_in_the_same_place_has_its_own_tokenizer(tmp_path, change, told):
+    """Of the same size and time too, as from images and archives whose files all have one time."""
+    file, cache = tmp_path / "tiny.gguf", tmp_path / "cache"
+    write(file)
+    os.utime(file, (0, 0))
+    before, size = open_checkpoint("m", file, cache).tokenizer, file.stat().st_size
+    write(file, **change)
+    os.utime(file, (0, 0))
+    assert file.stat().st_size == size
+    after = open_checkpoint("m", file, cache).tokenizer
+    assert after != before
+    unpacked = AutoTokenizer.from_pretrained(after)
+    assert {name: getattr(unpacked, name) for name in told} == told
+
+
+@pytest.mark.parametrize(("name", "other"), [("UNPACKED", 0), ("version", lambda package: "0")])
+def test_a_tokenizer_that_other_code_unpacked_is_unpacked_again(tmp_path, monkeypatch, name, other):
+    write(tmp_path / "tiny.gguf")
+    with monkeypatch.context() as older:
+        older.setattr(gguf_module, name, other)
+        before = open_checkpoint("m", tmp_path, tmp_path / "cache").tokenizer
+    assert open_checkpoint("m", tmp_path, tmp_path / "cache").tokenizer != before
+
+
+def test_a_file_that_was_moved_or_touched_is_not_unpacked_again(tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    write(tmp_path / "tiny.gguf")
+    before = open_checkpoint("m", tmp_path / "tiny.gguf", tmp_path / "cache").tokenizer
+    (tmp_path / "tiny.gguf").rename(tmp_path / "elsewhere" / "tiny.gguf")
+    os.utime(tmp_path / "elsewhere" / "tiny.gguf", (0, 0))
+    assert open_checkpoint("m", tmp_path / "elsewhere", tmp_path / "cache").tokenizer == before
 
 
 def llama3_table(factor: float, dims: int = 4, theta: float = 10000.0, context: int = 8192) -> np.ndarray:
