@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,7 @@ from outrider_runtime.config import Method
 from outrider_runtime.errors import Refusal
 from outrider_runtime.models.config import ModelConfig, model_config, tensor_shapes
 from outrider_runtime.models.eagle_config import eagle_config
-from outrider_runtime.models.medusa_config import medusa_config
+from outrider_runtime.models.medusa_config import INSIDE, MedusaShape, medusa_config
 from outrider_runtime.models.weights import Weights, expected, folder_weights, torn
 
 if TYPE_CHECKING:
@@ -48,8 +48,15 @@ class Checkpoint:
     def weights(self) -> Weights:
         """What there is to read, every tensor held against the shape. Raises Refusal."""
         weights: Weights = self.gguf or _folder_weights(self.name, self.path)
-        expected(weights, tensor_shapes(self.config), self.name)
+        own = {tensor: shape for tensor, shape in weights.shapes.items() if self._owns(tensor)}
+        expected(own, tensor_shapes(self.config), self.name)
         return weights
+
+    def _owns(self, tensor: str) -> bool:
+        """A model may have Medusa heads inside, and these the model around them: one checkpoint of two parts."""
+        if self.config.head is None:
+            return not tensor.startswith(INSIDE)
+        return not isinstance(self.config.head, MedusaShape) or tensor.startswith(self.config.head.prefix)
 
 
 def open_checkpoint(name: str, path: Path, cache: Path) -> Checkpoint:
@@ -82,10 +89,23 @@ def open_head(name: str, path: Path, method: Method, target: Checkpoint) -> Chec
     return Checkpoint(name, path, config, target.tokenizer)
 
 
-def head_method(path: Path) -> Method | None:
-    """Of a draft that is no model of its own, as far as its config.json says so: its weights need not be there."""
+def refuse_head(name: str, path: Path) -> None:
+    """Raises Refusal for a draft that is no model of its own, or is one for the heads in it, as far as its config.json
+    says so: its weights need not be there."""
     file = path / "config.json"
     config = _json(file) if file.is_file() else {}
+    if (method := _head_method(path, config)) is None:
+        return
+    told = f"it is a head, not a model of its own; use the method {method}"
+    if method == "medusa" and "num_hidden_layers" in config:
+        told = (
+            f"it is a whole model with heads inside, which draft for that model; use the method medusa and give {name} "
+            "as the target, too"
+        )
+    raise Refusal("UnsupportedModel", f"{name}: {told}")
+
+
+def _head_method(path: Path, config: Mapping[str, Any]) -> Method | None:
     architectures = str(config.get("architectures")).lower()
     if "medusa_num_heads" in config:
         return "medusa"

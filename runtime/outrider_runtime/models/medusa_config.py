@@ -6,8 +6,10 @@ import re
 from dataclasses import dataclass
 
 from outrider_runtime.errors import Refusal
-from outrider_runtime.models.config import ModelConfig
-from outrider_runtime.models.weights import Shapes
+from outrider_runtime.models.config import ModelConfig, tensor_shapes
+from outrider_runtime.models.weights import Shapes, derivable
+
+INSIDE = "medusa_head."  # so begin the names of heads in the checkpoint of a whole model, as Medusa-2 trains both
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,9 +18,11 @@ class MedusaShape:
     blocks: int  # residual ones, of each head
     prefix: str = ""  # of the tensors' names
     tapped: tuple[int, ...] = ()  # the target's layers whose inputs it reads: none
+    inside: bool = False  # of a whole model's checkpoint
 
     def __str__(self) -> str:
-        return f"{self.heads} Medusa heads of {self.blocks} residual blocks"
+        inside = ", inside a whole model" if self.inside else ""
+        return f"{self.heads} Medusa heads of {self.blocks} residual blocks{inside}"
 
     def tensor_shapes(self, config: ModelConfig) -> dict[str, tuple[int, ...]]:
         """Every tensor, by its name in the checkpoint."""
@@ -46,6 +50,15 @@ def medusa_config(name: str, tensors: Shapes, target: ModelConfig) -> ModelConfi
             f"{name}: {found[0][0]} is {[rows, hidden]}, and the target's hidden size is {target.hidden_size}, not "
             f"{hidden}; give the heads that were trained for this target",
         )
+    around = {
+        tensor: shape for tensor, shape in tensors.items() if not tensor.startswith(prefix) and not derivable(tensor)
+    }
+    if around and (difference := _difference(around, target)):
+        raise Refusal(
+            "UnsupportedModel",
+            f"{name}: a whole model with {len(found)} Medusa heads inside, and another than the target: {difference}; "
+            f"the heads draft for that model alone, give {name} as the target, too",
+        )
     return ModelConfig(
         architecture="Medusa heads",
         vocab_size=rows,
@@ -57,5 +70,15 @@ def medusa_config(name: str, tensors: Shapes, target: ModelConfig) -> ModelConfi
         head_dim=1,
         max_position_embeddings=target.max_position_embeddings,
         dtype=target.dtype,
-        head=MedusaShape(heads=len(found), blocks=blocks, prefix=prefix),
+        head=MedusaShape(heads=len(found), blocks=blocks, prefix=prefix, inside=bool(around)),
     )
+
+
+def _difference(around: Shapes, target: ModelConfig) -> str:
+    """In words, where the model around heads is of another shape than the target; empty when it is not."""
+    asked = {tensor: shape for tensor, shape in tensor_shapes(target).items() if not derivable(tensor)}
+    for tensor in sorted(around.keys() | asked.keys()):
+        if around.get(tensor) != asked.get(tensor):
+            there, here = (list(shapes[tensor]) if tensor in shapes else "none" for shapes in (around, asked))
+            return f"{tensor} is {there} in it and {here} in the target"
+    return ""

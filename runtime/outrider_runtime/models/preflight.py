@@ -12,9 +12,10 @@ from huggingface_hub import constants
 from outrider_runtime.config import HEADS, WITH_WEIGHTS, EngineConfig, SourceConfig
 from outrider_runtime.engine.messages import DraftState
 from outrider_runtime.errors import Refusal
-from outrider_runtime.models.checkpoint import Checkpoint, head_method, open_checkpoint, open_head, readable
+from outrider_runtime.models.checkpoint import Checkpoint, open_checkpoint, open_head, readable, refuse_head
 from outrider_runtime.models.config import ModelConfig
 from outrider_runtime.models.host import cpu_memory
+from outrider_runtime.models.medusa_config import MedusaShape
 from outrider_runtime.models.memory import Memory, Plan, parameters, plan
 from outrider_runtime.models.pair import check_pair
 from outrider_runtime.models.sources import find
@@ -67,7 +68,7 @@ def preflight(config: EngineConfig, report: Report, passed: Report) -> Preflight
             settled = planned(draft)
         except Refusal as refusal:
             return Preflight(target, None, refused(config, refusal), planned(None), device, dtype)
-        note = shorter_context(draft.checkpoint, settled.max_model_len)
+        note = shorter_context(draft.checkpoint, settled.max_model_len) or other_base(target, draft)
         if note:
             passed(note)
         return Preflight(target, draft, DraftState(True, message=note), settled, device, dtype)
@@ -94,6 +95,20 @@ def shorter_context(draft: Checkpoint, max_model_len: int) -> str:
     return f"draft: reads {context} tokens of the target's {max_model_len}; what follows is decoded without drafts"
 
 
+def other_base(target: Candidate, draft: Candidate) -> str:
+    """What happens when heads were taken out of another whole model than the target, of the same shape; empty when they
+    were not."""
+    head = draft.checkpoint.config.head
+    alone = not isinstance(head, MedusaShape) or not head.inside
+    if alone or draft.checkpoint.path.resolve() == target.checkpoint.path.resolve():
+        return ""
+    return (
+        f"draft: its heads were trained together with the whole model {draft.source.uri} that they lie in; give that "
+        f"as the target, too, unless {target.source.uri} is a copy of it: for another model fewer of their tokens may "
+        "be accepted"
+    )
+
+
 def choose_dtype(config: EngineConfig, target: ModelConfig) -> torch.dtype:
     """`auto`: on cuda the checkpoint's; on a CPU float32, where exactness is held and bfloat16 is no faster."""
     name: str = config.dtype
@@ -112,10 +127,8 @@ def _candidate(role: str, config: EngineConfig, source: SourceConfig, report: Re
     cache = cache_folder(config)
     with readable(source.uri):
         found = find(source, cache, report, weights=False)
-        if role == "draft" and (method := head_method(found.path)):
-            raise Refusal(
-                "UnsupportedModel", f"{source.uri}: it is a head, not a model of its own; use the method {method}"
-            )
+        if role == "draft":
+            refuse_head(source.uri, found.path)
         checkpoint = open_checkpoint(source.uri, found.path, cache / "tokenizers")
         checkpoint.vocabulary()
         if found.complete:

@@ -128,27 +128,27 @@ def folder_weights(folder: Path) -> Weights | None:
     return None
 
 
-def expected(weights: Weights, shapes: Shapes, name: str) -> None:
+def expected(found: Shapes, shapes: Shapes, name: str) -> None:
     """Hold what a checkpoint has against what its config.json asks for. Raises Refusal naming the first difference."""
-    if quantized := [tensor for tensor in weights.shapes.keys() - shapes.keys() if tensor.endswith(QUANTIZED)]:
+    if quantized := [tensor for tensor in found.keys() - shapes.keys() if tensor.endswith(QUANTIZED)]:
         raise Refusal(
             "UnsupportedModel",
             f"{name}: the checkpoint is quantized, {min(quantized)} says; give one in bfloat16, float16 or float32, or "
             "a GGUF file",
         )
-    if absent := shapes.keys() - weights.shapes.keys():
+    if absent := shapes.keys() - found.keys():
         raise Refusal(
             "ModelNotFound",
             f"{name}: {len(absent)} tensors are missing, {min(absent)} first; copy or download the model again",
         )
     for tensor, shape in shapes.items():
-        if weights.shapes[tensor] != shape:
+        if found[tensor] != shape:
             raise Refusal(
                 "UnsupportedModel",
-                f"{name}: {tensor} has shape {list(weights.shapes[tensor])}, config.json asks for {list(shape)}; "
+                f"{name}: {tensor} has shape {list(found[tensor])}, config.json asks for {list(shape)}; "
                 "give the config.json that goes with these weights",
             )
-    unknown = {tensor for tensor in weights.shapes.keys() - shapes.keys() if not derivable(tensor)}
+    unknown = {tensor for tensor in found.keys() - shapes.keys() if not derivable(tensor)}
     if unknown:
         raise Refusal(
             "UnsupportedModel",

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tests.runtime.batches import Span, make_batch
 from tests.runtime.folders import make_model
 from tests.runtime.heads import (
@@ -270,6 +273,77 @@ def test_medusa_heads_are_loaded_from_their_own_file(small_target_dir, tmp_path)
     (head / "medusa_lm_head.safetensors").unlink()
     found = load(config(small_target_dir, head, "medusa"), quiet)
     assert torch.equal(found.draft.module.shards()["0.0.linear.bias"], made["0.0.linear.bias"] + 1)
+
+
+def medusa_2(folder, made=None, **changes):
+    """As Medusa-2 is published: a whole model fine-tuned together with heads, one checkpoint of both."""
+    make_model(folder, **changes)
+    tensors = load_file(folder / "model.safetensors")
+    made = wide(medusa_tensors() if made is None else made, len(tensors["lm_head.weight"]))
+    save_file(tensors | {f"medusa_head.{name}": each for name, each in made.items()}, folder / "model.safetensors")
+    said = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(said | {"medusa_num_heads": 4, "medusa_num_layers": 1}))
+    return folder
+
+
+def test_medusa_heads_inside_a_whole_model_draft_for_it(tmp_path):
+    whole = medusa_2(tmp_path / "whole")
+    tensors, lines = load_file(whole / "model.safetensors"), []
+    found = load(config(whole, whole, "medusa"), lines.append)
+    assert (found.draft_state.ok, found.draft_state.message) == (True, "")
+    shards = found.target.module.shards() | found.draft.module.shards()
+    assert shards.keys() == tensors.keys()
+    assert all(torch.equal(shards[name], tensors[name]) for name in tensors)
+    assert any(line.startswith("draft: 4 Medusa heads of 1 residual blocks, inside a whole model, ") for line in lines)
+    heads = sum(tensor.numel() for name, tensor in tensors.items() if name.startswith("medusa_head."))
+    assert found.draft.loaded.parameters == heads
+
+
+def test_medusa_heads_inside_a_whole_model_draft_for_what_may_be_its_copy_and_it_is_said(small_target_dir, tmp_path):
+    whole = medusa_2(tmp_path / "whole")
+    found = load(config(small_target_dir, whole, "medusa"), quiet)
+    assert found.draft_state.ok
+    assert found.draft_state.message == (
+        f"draft: its heads were trained together with the whole model {whole} that they lie in; give that as the "
+        f"target, too, unless {small_target_dir} is a copy of it: for another model fewer of their tokens may be "
+        "accepted"
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "differs"),
+    [
+        ({"num_hidden_layers": 3}, "model.layers.2.input_layernorm.weight is [32] in it and none in the target"),
+        ({"num_hidden_layers": 1}, "model.layers.1.input_layernorm.weight is none in it and [32] in the target"),
+        ({"intermediate_size": 40}, "model.layers.0.mlp.down_proj.weight is [32, 40] in it and [32, 48] in the target"),
+    ],
+)
+def test_medusa_heads_inside_another_whole_model_are_refused_as_what_they_are(
+    small_target_dir, tmp_path, changes, differs
+):
+    whole = medusa_2(tmp_path / "whole", **changes)
+    state = load(config(small_target_dir, whole, "medusa"), quiet).draft_state
+    assert (state.ok, state.reason) == (False, "UnsupportedModel")
+    assert state.message == (
+        f"{whole}: a whole model with 4 Medusa heads inside, and another than the target: {differs}; the heads draft "
+        f"for that model alone, give {whole} as the target, too"
+    )
+
+
+def test_medusa_heads_inside_a_whole_model_must_be_whole_themselves(tmp_path):
+    whole = medusa_2(tmp_path / "whole", medusa_tensors() | {"0.1.bias": torch.zeros(VOCAB)})
+    state = load(config(whole, whole, "medusa"), quiet).draft_state
+    assert "1 tensors that its architecture does not have, medusa_head.0.1.bias first" in state.message
+
+
+def test_a_whole_model_with_medusa_heads_given_as_a_draft_model_is_refused_by_what_it_is(small_target_dir, tmp_path):
+    whole = medusa_2(tmp_path / "whole")
+    state = preflight(config(small_target_dir, whole, "draft-model"), quiet, quiet).draft_state
+    assert (state.ok, state.reason) == (False, "UnsupportedModel")
+    assert state.message == (
+        f"{whole}: it is a whole model with heads inside, which draft for that model; use the method medusa and give "
+        f"{whole} as the target, too"
+    )
 
 
 @pytest.mark.parametrize(("by", "told"), [(7, ""), (-7, "knows {} tokens, the tokenizer of target")])
