@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from outrider_operator.api.v1alpha1 import SpeculativeModelSpec
+from outrider_operator.fleet.autoscale import REMEMBERED
 from outrider_operator.fleet.samples import Fleet
 from outrider_operator.fleet.windows import View
 
@@ -70,12 +71,19 @@ class Observed:
     apply_error: str = ""  # why the last apply failed, until one succeeds
     status_written_at: float | None = None  # monotonic seconds; None when this process wrote none yet
     replicas_writer: str = ""  # who else wrote the Deployment's replicas within the last minute
+    untold: tuple[Mapping[str, Any], ...] = ()  # steps of autoscaling that no status could be written of yet
 
     @cached_property
     def view(self) -> View:
         """The measurements of the pods that are ready; made once, for it is most of the work of a look."""
         ready = sorted(pod.name for pod in self.pods if pod.ready and not pod.deleting)
         return View.of(self.fleet, ready, self.now)
+
+    @property
+    def recent_decisions(self) -> list[Mapping[str, Any]]:
+        """The last steps of autoscaling as status has them, oldest first, whether or not it tells of all of them."""
+        told = (self.model.status.get("autoscaling") or {}).get("recentDecisions") or []
+        return [*told, *(step for step in self.untold if step not in told)][-REMEMBERED:]
 
     @property
     def deployment(self) -> Mapping[str, Any] | None:

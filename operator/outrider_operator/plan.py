@@ -202,9 +202,9 @@ def _suspends_first(spec: SpeculativeModelSpec, before: Memory, memory: Memory, 
 
 
 def _past(observed: Observed) -> list[Past]:
-    """Earlier decisions, from status. What does not parse was not written by us and is left out."""
+    """Earlier decisions. What does not parse was not written by us and is left out."""
     found = []
-    for entry in (observed.model.status.get("autoscaling") or {}).get("recentDecisions") or ():
+    for entry in observed.recent_decisions:
         try:
             at = datetime.fromisoformat(str(entry["time"]))
             past = Past(at, int(entry["from"]), int(entry["to"]))

@@ -17,7 +17,8 @@ from outrider_operator.apply import Applier
 from outrider_operator.cache import Cache, Key
 from outrider_operator.errors import Conflict, NameConflict, NotFound, OutriderError, Rejected, Unavailable
 from outrider_operator.events import Publisher
-from outrider_operator.facts import foreign_writer
+from outrider_operator.facts import Facts, foreign_writer, live_replicas
+from outrider_operator.fleet.autoscale import REMEMBERED
 from outrider_operator.fleet.history import window
 from outrider_operator.kinds import MODEL
 from outrider_operator.kube import Kube
@@ -28,7 +29,7 @@ from outrider_operator.plan import Defaults, Plan, plan
 from outrider_operator.queue import Queue
 from outrider_operator.rounds import Rounds
 from outrider_operator.secret import Tokens
-from outrider_operator.status import differs, status
+from outrider_operator.status import differs, scaling_step, status
 from outrider_operator.telling import Teller
 from outrider_operator.writes import Writes
 
@@ -61,6 +62,8 @@ class Reconciler:
         self._status_written: dict[Key, float] = {}
         # what was wanted and what the server made of it, where others keep fields: to write it again changes nothing
         self._status_left: dict[Key, tuple[Mapping[str, Any], Mapping[str, Any]]] = {}
+        # steps of autoscaling, kept from before each is taken until a status tells of it: the write of that may fail
+        self._untold: dict[Key, tuple[Mapping[str, Any], ...]] = {}
         self._replicas_written: dict[Key, tuple[str, float]] = {}  # by whom else, and when that was last seen
 
     async def work(self) -> None:
@@ -152,7 +155,9 @@ class Reconciler:
             apply_error=self._apply_errors.get(key, ""),
             status_written_at=self._status_written.get(key),
         )
-        return replace(observed, replicas_writer=self._replicas_writer(key, observed))
+        return replace(
+            observed, replicas_writer=self._replicas_writer(key, observed), untold=self._taken(key, observed)
+        )
 
     def _replicas_writer(self, key: Key, observed: Observed) -> str:
         """Setting replicas back takes the field from its writer, who would be named for no more than a moment."""
@@ -160,6 +165,11 @@ class Reconciler:
             self._replicas_written[key] = writer, observed.now
         writer, seen = self._replicas_written.get(key, ("", float("-inf")))
         return writer if observed.now - seen < CONTESTED else ""
+
+    def _taken(self, key: Key, observed: Observed) -> tuple[Mapping[str, Any], ...]:
+        """Steps that status has yet to tell of. The last was not taken if replicas are what they were before it."""
+        steps = self._untold.get(key, ())
+        return steps[:-1] if steps and steps[-1]["from"] == live_replicas(observed.deployment) else steps
 
     def _follow(self, observed: Observed) -> None:
         model = observed.model
@@ -179,6 +189,8 @@ class Reconciler:
 
     async def _apply(self, observed: Observed, planned: Plan) -> Observed:
         key = Key(observed.model.namespace, observed.model.name)
+        if (step := scaling_step(Facts(observed, planned))) is not None:
+            self._untold[key] = (*observed.untold, step)[-REMEMBERED:]
         sent = await self._applier.apply(planned.children)
         await self._applier.prune(observed.model, planned.prune)
         recovered = self._apply_errors.pop(key, None) is not None
@@ -211,6 +223,7 @@ class Reconciler:
         model = observed.model
         key, wanted = Key(model.namespace, model.name), status(observed, planned)
         if not differs(wanted, model.status) or self._status_left.get(key) == (wanted, model.status):
+            self._untold.pop(key, None)
             return False
         metadata = {"namespace": model.namespace, "name": model.name, "uid": model.uid}
         try:
@@ -220,6 +233,7 @@ class Reconciler:
         except NotFound:
             return True  # deleted meanwhile; the watch will say so
         self._status_written[key] = self._clock()
+        self._untold.pop(key, None)
         left = answer.get("status") or {}
         if differs(wanted, left):
             self._status_left[key] = wanted, left
@@ -234,6 +248,7 @@ class Reconciler:
         self._apply_errors.pop(key, None)
         self._status_written.pop(key, None)
         self._status_left.pop(key, None)
+        self._untold.pop(key, None)
         self._replicas_written.pop(key, None)
 
 

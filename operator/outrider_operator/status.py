@@ -171,19 +171,24 @@ def _moved(name: str, old: object, new: object) -> bool:
 # -- autoscaling ---------------------------------------------------------------------------------------------------
 
 
-def _autoscaling(facts: Facts, before: Mapping[str, Any]) -> dict[str, Any] | None:
-    old: Mapping[str, Any] = before.get("autoscaling") or {}
-    if facts.spec is None:
-        return dict(old) or None
-    if facts.spec.autoscaling is None:
-        return None
+def scaling_step(facts: Facts) -> dict[str, Any] | None:
+    """The change of replicas that is planned, as `recentDecisions` has it."""
     scaling = facts.plan.scaling
     if scaling is None:
+        return None
+    return {"time": timestamp(facts), "from": scaling.before, "to": scaling.after, "reason": scaling.reason}
+
+
+def _autoscaling(facts: Facts, before: Mapping[str, Any]) -> dict[str, Any] | None:
+    old: Mapping[str, Any] = before.get("autoscaling") or {}
+    if facts.spec is not None and facts.spec.autoscaling is None:
+        return None
+    decisions = facts.observed.recent_decisions
+    made = scaling_step(facts)
+    if made is not None:
+        if decisions and all(decisions[-1].get(end) == made[end] for end in ("from", "to")):
+            decisions.pop()  # decided again before its effect was seen
+        decisions.append(made)
+    if not decisions or decisions == old.get("recentDecisions"):
         return dict(old) or None
-    now = timestamp(facts)
-    made = {"time": now, "from": scaling.before, "to": scaling.after, "reason": scaling.reason}
-    decisions = list(old.get("recentDecisions") or ())
-    if decisions and (decisions[-1].get("from"), decisions[-1].get("to")) == (scaling.before, scaling.after):
-        decisions.pop()  # decided again before its effect was seen
-    decisions.append(made)
-    return {"lastScaleTime": now, "recentDecisions": decisions[-REMEMBERED:]}
+    return {"lastScaleTime": decisions[-1]["time"], "recentDecisions": decisions[-REMEMBERED:]}

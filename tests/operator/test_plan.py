@@ -208,6 +208,17 @@ def test_load_brings_replicas_and_their_absence_takes_them_away():
     assert all(d["reason"] for d in decisions)
 
 
+def test_steps_that_no_status_could_be_written_of_count_towards_the_limit_of_one_minute():
+    cluster = _serving(SCALED, load=5)
+    before = cluster.model
+    cluster.run(30, load=80)
+    assert cluster.replicas == 5
+    steps = tuple(cluster.model.status["autoscaling"]["recentDecisions"])
+    seen = replace(cluster.observed(), model=before, untold=steps)
+    assert plan(seen, DEFAULTS).scaling is None
+    assert plan(replace(seen, untold=()), DEFAULTS).scaling.after == 8
+
+
 def test_nothing_runs_away_while_models_load():
     cluster = _serving({"autoscaling": {"maxReplicas": 50, "targetConcurrency": 10}})
     cluster.starts_in = 600.0

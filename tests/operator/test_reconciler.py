@@ -15,7 +15,7 @@ from outrider_operator import labels
 from outrider_operator.api.v1alpha1 import API_VERSION, KIND
 from outrider_operator.cache import Cache, Key
 from outrider_operator.clock import Clock
-from outrider_operator.errors import Rejected
+from outrider_operator.errors import Conflict, OutriderError, Rejected, Unavailable
 from outrider_operator.events import Publisher
 from outrider_operator.fleet.samples import Sample
 from outrider_operator.kinds import watched
@@ -102,6 +102,14 @@ def _refusing(refused_verb: str, refused_kind: str) -> Callable[[str, str, str],
     def fault(verb: str, kind: str, name: str) -> None:
         if (verb, kind) == (refused_verb, refused_kind):
             raise Rejected(f"{verb} {kind} {name}: 403 {name} {QUOTA}", 403)
+
+    return fault
+
+
+def _failing(failing_verb: str, failing_kind: str, error: OutriderError) -> Callable[[str, str, str], None]:
+    def fault(verb: str, kind: str, name: str) -> None:
+        if (verb, kind) == (failing_verb, failing_kind):
+            raise error
 
     return fault
 
@@ -207,6 +215,93 @@ async def test_replicas_changed_beside_a_refused_claim_are_told_once() -> None:
     status = rig.kube.objects[KIND, *KEY]["status"]
     assert [(d["from"], d["to"]) for d in status["autoscaling"]["recentDecisions"]] == [(1, 3)]
     assert [note for reason, note in rig.events() if reason == "ScaledUp"] == ["from 1 to 3 replicas: minReplicas is 3"]
+
+
+class _Lost(FakeKube):
+    """Writes of the kind that is `lost` are carried out, and their answers never arrive."""
+
+    lost = ""
+
+    async def apply(self, body: Any) -> dict[str, Any]:
+        return self._answered(await super().apply(body))
+
+    async def apply_status(self, body: Any) -> dict[str, Any]:
+        return self._answered(await super().apply_status(body))
+
+    def _answered(self, answer: dict[str, Any]) -> dict[str, Any]:
+        if answer["kind"] == self.lost:
+            raise Unavailable(f"{self.lost}: TimeoutError")
+        return answer
+
+
+async def _scaled(kube: FakeKube | None = None) -> Rig:
+    """Where the next look scales from 1 to 3."""
+    rig = Rig(kube)
+    rig.edit({"autoscaling": {"minReplicas": 1, "maxReplicas": 5, "targetConcurrency": 10}})
+    await rig.reconciler.reconcile(KEY)
+    rig.hear()
+    rig.edit({"autoscaling": {"minReplicas": 3}})
+    return rig
+
+
+def _decisions(rig: Rig) -> list[tuple[int, int, str]]:
+    told = rig.kube.objects[KIND, *KEY]["status"].get("autoscaling", {})
+    decisions = told.get("recentDecisions", [])
+    assert told.get("lastScaleTime") == (decisions[-1]["time"] if decisions else None)
+    return [(each["from"], each["to"], each["reason"]) for each in decisions]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [Conflict("409"), Unavailable("TimeoutError"), Rejected("500", 500), Rejected("422 of an older CRD", 422)],
+    ids=("conflict", "timeout", "error", "refusal"),
+)
+async def test_a_step_that_no_status_could_be_written_of_is_told_by_the_next(error: OutriderError) -> None:
+    rig = await _scaled()
+    rig.kube.fault = _failing("apply_status", KIND, error)
+    for _ in range(2):
+        with pytest.raises(type(error)):
+            await rig.reconciler.reconcile(KEY)
+        rig.hear()
+    rig.edit({"autoscaling": {"minReplicas": 4}})
+    with pytest.raises(type(error)):
+        await rig.reconciler.reconcile(KEY)
+    assert rig.kube.objects["Deployment", *KEY]["spec"]["replicas"] == 4
+    assert _decisions(rig) == []
+    rig.kube.fault = lambda verb, kind, name: None
+    for _ in range(2):
+        await rig.reconciler.reconcile(KEY)
+        assert _decisions(rig) == [(1, 3, "minReplicas is 3"), (3, 4, "minReplicas is 4")]
+        rig.hear()
+    assert rig.kube.objects["Deployment", *KEY]["spec"]["replicas"] == 4
+
+
+@pytest.mark.parametrize("lost", ["Deployment", KIND])
+async def test_a_step_is_told_once_whichever_answer_is_lost(lost: str) -> None:
+    kube = _Lost()
+    rig = await _scaled(kube)
+    kube.lost = lost
+    with pytest.raises(Unavailable):
+        await rig.reconciler.reconcile(KEY)
+    kube.lost = ""
+    for spec in ({}, {"autoscaling": {"minReplicas": 1}, "suspend": True}, {"suspend": False}):
+        rig.hear()
+        rig.edit(spec)
+        await rig.reconciler.reconcile(KEY)
+        assert _decisions(rig) == [(1, 3, "minReplicas is 3")]
+    assert kube.objects["Deployment", *KEY]["spec"]["replicas"] == 1
+
+
+async def test_a_step_that_was_never_taken_is_never_told() -> None:
+    rig = await _scaled()
+    rig.kube.fault = _failing("apply", "Deployment", Unavailable("connection refused"))
+    with pytest.raises(Unavailable):
+        await rig.reconciler.reconcile(KEY)
+    rig.kube.fault = lambda verb, kind, name: None
+    rig.edit({"autoscaling": {"minReplicas": 1}})
+    await rig.reconciler.reconcile(KEY)
+    assert _decisions(rig) == []
+    assert rig.kube.objects["Deployment", *KEY]["spec"]["replicas"] == 1
 
 
 class _Autoscaler(FakeKube):
