@@ -194,6 +194,21 @@ async def test_what_the_api_server_refuses_is_said_in_status(rig: Rig) -> None:
     await eventually(rig.is_settled, "children and status")
 
 
+async def test_a_claim_that_may_not_grow_holds_up_no_other_change(rig: Rig) -> None:
+    await rig.operator()
+    await rig.create(smallest(cache={"size": "1Gi"}))
+    await eventually(rig.is_settled, "children and status")
+
+    def grow(body: dict[str, Any]) -> None:
+        body["spec"]["cache"]["size"] = "2Gi"  # nothing binds the claim here, and an unbound one is immutable
+        body["spec"]["replicas"] = 2
+
+    await rig.edit("SpeculativeModel", "llama", grow)
+    accepted = await eventually(lambda: _is(rig, "Accepted", "False", "ApplyFailed"), "the refusal")
+    assert "persistentvolumeclaims/llama-cache" in accepted["message"]
+    assert (await rig.need("Deployment", "llama"))["spec"]["replicas"] == 2
+
+
 async def test_changes_that_may_not_roll_do_not_and_the_others_do(rig: Rig) -> None:
     await rig.operator()
     await rig.create(smallest())
