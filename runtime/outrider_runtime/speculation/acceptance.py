@@ -106,7 +106,7 @@ class Acceptance:
         trials, successes = _at_least(reached, len(self._mean)), _at_least(accepted, len(self._mean))
         self.trials += trials[0]
         self._watch(trials, successes, probe=probe)
-        fading, unseen = math.exp(-elapsed / POOL_SECONDS), math.exp(-elapsed / UNSEEN_SECONDS)
+        fading, unseen_fading = math.exp(-elapsed / POOL_SECONDS), math.exp(-elapsed / UNSEEN_SECONDS)
         for index, (tried, stood, mass) in enumerate(zip(trials, successes, self._mass, strict=True)):
             if tried:
                 kept = max(mass * fading, min(mass, LEAST_TRIALS if probe else POOL_TRIALS))
@@ -115,7 +115,7 @@ class Acceptance:
                 self._mass[index] = kept + tried
                 self._unseen[index] = 0.0
             else:
-                self._mass[index] = mass * unseen
+                self._mass[index] = mass * unseen_fading
                 self._unseen[index] += elapsed
         self._pooled = None
         self._observe_slots(slots, reached, accepted, elapsed)
