@@ -121,7 +121,7 @@ class Adaptive:
         self._spent = self._plainly = 0.0  # seconds; what plain decoding would have taken for the same tokens
         self._break_even: tuple[float, int | None] | None = None
         self._last = -math.inf
-        self._limit: tuple[float, int | None] | None = None  # the same, for prompts
+        self._gaining: tuple[float, Mask | None] | None = None  # the numbers of requests that gain, for prompts
         self._lasting = True  # drafting is to be expected, also when all have come
         self._idle = False  # the last step drafted nothing
         self._drafted = math.inf  # of a request, on average, in the last step in which drafting paid
@@ -200,7 +200,9 @@ class Adaptive:
         """The fewest running requests of this mean context for which no length gains 3 %; None if there is no such
         number up to the most that run, or not yet known. Renewed once a second."""
         if self._break_even is None or now - self._break_even[0] >= REFRESH_SECONDS:
-            self._break_even = (now, self._find_break_even(context))
+            gains = self._gains(context)
+            lost = np.flatnonzero(~gains) if gains is not None else ()
+            self._break_even = (now, int(lost[0]) + 1 if len(lost) else None)
         return self._break_even[1]
 
     def _obey(self, decoding: Decoding, caps: Ints, prompt_tokens: int) -> Decision:
@@ -217,10 +219,10 @@ class Adaptive:
         not read, should that be wrong, still can be."""
         if not self.free:
             return True
-        if self._limit is None or now - self._limit[0] >= REFRESH_SECONDS:
-            self._limit = (now, self._find_break_even(context))
-        limit = self._limit[1]
-        return limit is None or requests < limit
+        if self._gaining is None or now - self._gaining[0] >= REFRESH_SECONDS:
+            self._gaining = (now, self._gains(context))
+        gains = self._gaining[1]
+        return gains is None or requests == 0 or bool(gains[min(requests, len(gains)) - 1])
 
     def _reading(self, decoding: Decoding, prompt_tokens: int, arriving: int) -> Reading:
         """Of the step's prompts, behind which `arriving` requests will decode."""
@@ -451,7 +453,8 @@ class Adaptive:
         ready = captured.loops_ready[first:, bucket]
         return int(captured.lengths[first + int(ready.argmax())])
 
-    def _find_break_even(self, context: float) -> int | None:
+    def _gains(self, context: float) -> Mask | None:
+        """Of 1, 2, … running requests of this mean context: whether some length gains 3 %; None until known."""
         longest = replace(self.policy, mode="Auto", state="Active").allowed_tokens(self._deepest)
         if not self.table.known or self._acceptance.trials < TRIALS_TO_KNOW:
             return None
@@ -471,8 +474,7 @@ class Adaptive:
         best = np.zeros(most)
         for row, length in enumerate(table.draft_lengths[table.draft_lengths <= longest].tolist()):
             best = np.maximum(best, rates(length, grid.draft[row, loops]))  # captured or not: it will be
-        lost = np.flatnonzero(best < BREAK_EVEN_GAIN * rates(0, 0.0))
-        return int(counts[lost[0]]) if len(lost) else None
+        return np.asarray(best >= BREAK_EVEN_GAIN * rates(0, 0.0))
 
 
 def _mean(contexts: Ints) -> float:

@@ -166,7 +166,7 @@ class Simulation:
     def busy(self, seconds: float, running: int, acceptance: float) -> list[Step]:
         """So many more seconds, of as many requests as there are; each has its prompt read."""
         self.turnover = True
-        self._resize(running)
+        self._resize(running - self.arriving)
         end, first = self.now + seconds, len(self.steps)
         while self.now < end:
             self._step(np.full(len(self._contexts), acceptance))
