@@ -201,8 +201,7 @@ class Adaptive:
         number up to the most that run, or not yet known. Renewed once a second."""
         if self._break_even is None or now - self._break_even[0] >= REFRESH_SECONDS:
             gains = self._gains(context)
-            lost = np.flatnonzero(~gains) if gains is not None else ()
-            self._break_even = (now, int(lost[0]) + 1 if len(lost) else None)
+            self._break_even = (now, None if gains is None or gains.all() else int(gains.argmin()) + 1)
         return self._break_even[1]
 
     def _obey(self, decoding: Decoding, caps: Ints, prompt_tokens: int) -> Decision:
