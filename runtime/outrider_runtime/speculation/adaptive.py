@@ -232,12 +232,13 @@ class Adaptive:
         plain = StepShape(count, count, attended)
         later = StepShape(everyone, everyone, attended * everyone // max(1, count))
         own = self.table.seconds(plain)
-        seconds = self.table.seconds(replace(plain, tokens=count + prompt_tokens, prompt_tokens=prompt_tokens)) - own
+        mixed = replace(plain, tokens=count + prompt_tokens, prompt_tokens=prompt_tokens)
+        seconds = max(0.0, self.table.seconds(mixed) - own)
         brought = arriving * own / self.table.seconds(later)
         reserved = round(count * self.expected)  # for drafts, when the step's prompts were chosen
         full = count + reserved + prompt_tokens >= self.table.token_buckets[-1] * NEARLY
         displaced = (count + brought) / own * seconds / (prompt_tokens + reserved) if full else 0.0
-        return Reading(prompt_tokens, max(0.0, seconds), brought, max(0.0, displaced))
+        return Reading(prompt_tokens, seconds, brought, displaced)
 
     def _adapt(
         self, decoding: Decoding, caps: Ints, longest: int, prompt_tokens: int, arriving: int, now: float

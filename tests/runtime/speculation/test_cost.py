@@ -130,21 +130,16 @@ def test_a_sudden_change_is_examined_until_it_has_proved_lasting():
     assert table.seconds(STEP) < 1.5 * before
 
 
-def test_what_a_graph_takes_that_has_never_run_is_no_change():
+@pytest.mark.parametrize(
+    ("seen", "change", "within"), [(0, 1.5, 0.05), (200, 1.08, 0.01)], ids=["of a graph that has never run", "small"]
+)
+def test_news_that_is_no_sudden_change_is_learned_and_not_examined(seen, change, within):
     table = make_table()
-    guessed = table.seconds(STEP)
-    learn(table, STEP, 1.5 * guessed, times=CONFIRMED + 10)
-    learn(table, decode(1, 0), table.seconds(decode(1, 0)), now=10.0 + 2 * DOUBTED_SECONDS)
-    assert table.seconds(STEP) == pytest.approx(1.5 * guessed, rel=0.05)
-
-
-def test_a_small_change_is_learned_and_not_examined():
-    table = make_table()
-    learn(table, STEP, table.seconds(STEP), times=200)
+    learn(table, STEP, table.seconds(STEP), times=seen)
     before = table.seconds(STEP)
-    learn(table, STEP, 1.08 * before, times=CONFIRMED + 10)
+    learn(table, STEP, change * before, times=CONFIRMED + 10)
     learn(table, decode(1, 0), table.seconds(decode(1, 0)), now=10.0 + 2 * DOUBTED_SECONDS)
-    assert table.seconds(STEP) == pytest.approx(1.08 * before, rel=0.01)
+    assert table.seconds(STEP) == pytest.approx(change * before, rel=within)
 
 
 def test_what_steps_with_prompts_take_beyond_their_parts_is_no_change_of_those_without():
