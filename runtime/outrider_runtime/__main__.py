@@ -37,7 +37,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _serve(parsed: Namespace) -> int:
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # until serve() drains on it; as PID 1 it would be ignored
+    _end_at_once_on_signals()  # until serve() drains on them
     engine = flags.engine_config(parsed, os.environ)
     server = flags.server_config(parsed, os.environ)
     sockets = [
@@ -46,6 +46,13 @@ def _serve(parsed: Namespace) -> int:
     process = EngineProcess(engine)
     asyncio.run(_run(engine, server, process, sockets))
     return 0
+
+
+def _end_at_once_on_signals() -> None:
+    """Nothing is served yet, and the engine's process ends with this one. An exception would be raised in the middle of
+    whatever is being imported, which may drop it or make another of it; without a handler PID 1 ignores the signal."""
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signum, lambda *_: os._exit(0))
 
 
 async def _run(
