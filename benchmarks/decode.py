@@ -114,6 +114,7 @@ class Row:
     temperature: float
     accepted_length: float | None  # tokens that a step was made to yield each request: of a tree, its walked path
     acceptance: float | None  # with which each draft was made to stand behind one that did
+    shared_lots: bool  # of an accepted length: a step yielded as many to every request, so that all ended at once
     adaptive: bool  # each step drafted as many as paid
     tokens_per_second: float  # of all requests, while they decode
     step_ms: float
@@ -203,7 +204,7 @@ def make_engine(options: argparse.Namespace, target: LlamaForCausalLM, draft: We
     )
     engine = Engine(config, target, draft, max_model_len=longest)
     if options.accepted_length is not None:
-        engine.force_accepted_length(options.accepted_length)
+        engine.force_accepted_length(options.accepted_length, shared=options.shared_lots)
     elif options.acceptance is not None:
         engine.force_acceptance(options.acceptance)
     return engine
@@ -354,6 +355,7 @@ def measure(
             temperature=options.temperature,
             accepted_length=options.accepted_length,
             acceptance=options.acceptance,
+            shared_lots=options.shared_lots,
             adaptive=options.adaptive,
             tokens_per_second=round(statistics.median(rates), 1),
             step_ms=round(step, 3),
@@ -427,6 +429,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--adaptive", action="store_true", help="draft up to that many tokens, as it pays")
     forced = parser.add_mutually_exclusive_group()
     forced.add_argument("--accepted-length", type=float, help="tokens a step yields on average, whatever is drafted")
+    parser.add_argument("--shared-lots", action="store_true", help="as many for all requests, as SGLang simulates it")
     forced.add_argument("--acceptance", type=float, help="chance of each draft behind one that stands, whatever it is")
     parser.add_argument("--temperature", type=float, default=0.0, help="1.0: texts in which nothing occurs again")
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 4, 16, 64, 128, 256])
@@ -440,6 +443,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if (options.tree_top_k is None) != (options.tree_max_tokens is None):
         parser.error("--tree-top-k and --tree-max-tokens are given together or not at all")
+    if options.shared_lots and options.accepted_length is None:
+        parser.error("--shared-lots is of the tokens of --accepted-length")
     if options.tree_top_k is not None and (
         fault := tree_fault(options.tree_top_k, options.num_speculative_tokens, options.tree_max_tokens)
     ):
@@ -459,7 +464,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             draft = synthetic_head(method, target)
         elif method == "draft-model":
             draft = synthetic(options.draft_shape, dtype, options.device)
-        forced = {"accepted_length": None, "acceptance": None} if method == "none" else {}  # which drafts nothing
+        # none drafts nothing
+        forced = {"accepted_length": None, "acceptance": None, "shared_lots": False} if method == "none" else {}
         for length in options.input:
             of = {"method": method, "input": length, **forced}
             bench(argparse.Namespace(**vars(options) | of), target, draft, since)

@@ -32,10 +32,11 @@ prefill() {
     decode --method none --concurrency 16 --input 4096 --output 16 --repeats 3 --max-batched-tokens 8192
 }
 
-# Decoding behind long prompts, which are read as peers read them.
+# Decoding behind long prompts, which are read as peers read them; at last with a lot for all streams, as SGLang draws it.
 long() {
-    decode --method none eagle3 --accepted-length 3.35 --concurrency 1 16 64 --input 4096 --repeats 1 \
-        --max-batched-tokens 8192
+    local behind=(--accepted-length 3.35 --input 4096 --repeats 1 --max-batched-tokens 8192)
+    decode --method none eagle3 "${behind[@]}" --concurrency 1 16 64
+    decode --method eagle3 "${behind[@]}" --concurrency 64 --shared-lots
 }
 
 # Drafts from texts in which nothing occurs again: what looking for them costs.

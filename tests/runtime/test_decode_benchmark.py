@@ -75,6 +75,20 @@ def test_drafts_stand_with_the_chance_that_was_asked_for_however_many_there_are(
     assert row["tokens_per_second"] * row["step_ms"] / 8000 == pytest.approx(length, rel=0.06)
 
 
+def test_requests_that_share_their_lots_end_together(capsys):
+    options = ["--method", "eagle3", "--accepted-length", "2.5", "--max-batched-tokens", "256", "--output", "120"]
+    (alone, together), _ = rows(capsys, *options, "--shared-lots")
+    (_, apart), _ = rows(capsys, *options)
+    assert alone["tokens_per_step"] == together["tokens_per_step"] > apart["tokens_per_step"]
+    assert (together["shared_lots"], apart["shared_lots"]) == (True, False)
+
+
+def test_lots_that_are_not_drawn_are_not_shared(capsys):
+    with pytest.raises(SystemExit):
+        main([*SMALL, "--method", "eagle3", "--shared-lots"])
+    assert "--accepted-length" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("shape", [["--tree-top-k", "3"], ["--tree-top-k", "8", "--tree-max-tokens", "9"]])
 def test_a_tree_that_cannot_grow_is_refused(capsys, shape):
     with pytest.raises(SystemExit):

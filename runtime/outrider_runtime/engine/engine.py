@@ -171,9 +171,10 @@ class Engine:
             return True
         return self._calibration is not None and self._calibration.advance()
 
-    def force_accepted_length(self, mean: float) -> None:
-        """For benchmarks, before the first step: a step yields so many tokens on average, whatever the drafts are."""
-        self._runner.force_accepted_length(mean)
+    def force_accepted_length(self, mean: float, *, shared: bool = False) -> None:
+        """For benchmarks, before the first step: a step yields so many tokens on average, whatever the drafts are; to
+        `shared`, as many to all texts of the same length."""
+        self._runner.force_accepted_length(mean, shared=shared)
 
     def force_acceptance(self, chance: float) -> None:
         """For benchmarks, before the first step: each draft behind one that stands has this chance, whatever it is."""

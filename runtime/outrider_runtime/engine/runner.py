@@ -117,9 +117,9 @@ class Runner:
         """Whether steps run while they are launched."""
         return self._state.tokens.device.type != "cuda"
 
-    def force_accepted_length(self, mean: float) -> None:
+    def force_accepted_length(self, mean: float, *, shared: bool) -> None:
         """For benchmarks, before the first step: the number of tokens a step yields, whatever the drafts are."""
-        self._lots = draw_lots(mean, self._state.nobody + 1, self._state.tokens.device)
+        self._lots = draw_lots(mean, self._state.nobody + 1, self._state.tokens.device, shared=shared)
 
     def force_acceptance(self, chance: float) -> None:
         """For benchmarks, before the first step: a draft's behind one that stands, whatever it is."""

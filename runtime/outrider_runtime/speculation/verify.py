@@ -141,12 +141,14 @@ def walk_tree(
 LOTS = 4096  # a power of two
 
 
-def draw_lots(accepted_length: float, slots: int, device: torch.device) -> Tensor:
+def draw_lots(accepted_length: float, slots: int, device: torch.device, *, shared: bool = False) -> Tensor:
     """For benchmarks: how many drafts stand in a step, so that it yields `accepted_length` tokens on average. By the
-    slot and the length of its text modulo LOTS, [slots, LOTS], int32; the same on every call."""
+    slot and the length of its text modulo LOTS, [slots, LOTS], int32; the same on every call. `shared`: texts of the
+    same length have the same lot, so that those that began together end together."""
     whole = int(accepted_length)
-    chances = torch.rand(slots, LOTS, generator=torch.Generator().manual_seed(0))
-    return (whole - 1 + (chances < accepted_length - whole).to(torch.int32)).to(device)
+    chances = torch.rand(1 if shared else slots, LOTS, generator=torch.Generator().manual_seed(0))
+    lots = whole - 1 + (chances < accepted_length - whole).to(torch.int32)
+    return lots.expand(slots, LOTS).contiguous().to(device)
 
 
 def draw_runs(chance: float, slots: int, device: torch.device) -> Tensor:
