@@ -28,7 +28,7 @@ from outrider_runtime.kernels.skinny import WAVE, Tiling, product, tiling
 from outrider_runtime.kv.cache import KVCache
 from outrider_runtime.layers import linear
 from outrider_runtime.layers.batch import Batch
-from outrider_runtime.layers.rope import Turn
+from outrider_runtime.layers.rope import Turn, split_qkv
 from outrider_runtime.models import llama
 from outrider_runtime.models.config import ModelConfig
 
@@ -141,7 +141,7 @@ def around(name: str, config: ModelConfig, _: Iterable[int]) -> None:
             lambda x=x, r=residual: [r.addmm_(x, w.T) for w in down],
             lambda r=residual, w=weight: [rms_norm(r, w, 1e-5) for _ in down],
             lambda m=merged: [silu_gate(m) for _ in down],
-            lambda q=qkv, t=turn: [turn_and_store(q, t) for _ in down],
+            lambda q=qkv, t=turn: [_turned(q, t) for _ in down],
         ]
         print(str(count).rjust(5), " | ".join(f"{timed(work) / len(down):8.2f}" for work in works))
 
@@ -216,7 +216,7 @@ class Work:
         result = F.linear(x, weight)
         if self.gated:
             return silu_gate(result)
-        return result if self.turn is None else turn_and_store(result, self.turn)
+        return result if self.turn is None else _turned(result, self.turn)
 
     def ours(self, weight: Tensor, plan: Tiling) -> Tensor:
         x, norm = self.x, self.norm
@@ -261,11 +261,15 @@ def _fused(limit: int, turned: bool) -> Iterator[None]:
     before = linear.SKINNY_ROWS, linear.MergedLinear.turned, llama.attend
     linear.SKINNY_ROWS, llama.attend = limit, lambda query, *_: query
     if not turned:
-        linear.MergedLinear.turned = lambda layer, x, norm, turn, _: turn_and_store(layer(x, norm), turn)
+        linear.MergedLinear.turned = lambda layer, x, norm, turn, *_: _turned(layer(x, norm), turn)
     try:
         yield
     finally:
         linear.SKINNY_ROWS, linear.MergedLinear.turned, llama.attend = before
+
+
+def _turned(qkv: Tensor, turn: Turn) -> Tensor:
+    return turn_and_store(*split_qkv(qkv, turn), turn)
 
 
 def _words(plan: Tiling) -> str:

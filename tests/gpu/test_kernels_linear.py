@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from outrider_runtime.layers import linear
 from outrider_runtime.layers.linear import MergedLinear
 from outrider_runtime.layers.norm import RMSNorm
-from outrider_runtime.layers.rope import RotaryEmbedding, Turn, rotate
+from outrider_runtime.layers.rope import RotaryEmbedding, Turn, rotate, split_qkv
 from outrider_runtime.models.config import ModelConfig
 
 if torch.cuda.is_available():
@@ -185,7 +185,8 @@ def test_rotation_norms_and_kv_writes(heads, kv_heads, dim, normed, dtype):
     slots = torch.randperm(50)[:tokens].cuda()
     written, kept = slots.clone(), torch.arange(tokens, device="cuda") % 5 > 0
     slots[~kept] = -1
-    queries = turn_and_store(qkv, Turn(cosines, sines, keys, values, slots), norms=norms, eps=1e-6)
+    given = Turn(cosines, sines, keys, values, slots)
+    queries = turn_and_store(*split_qkv(qkv, given), given, norms=norms, eps=1e-6)
     parts = qkv.double().view(tokens, -1, dim).split([heads, kv_heads, kv_heads], dim=1)
     wide = [F.rms_norm(part, (dim,), norm.double(), 1e-6) for part, norm in zip(parts, norms or (), strict=False)]
     turned = [rotate(part, cosines.double(), sines.double()) for part in wide or parts[:2]]
@@ -215,7 +216,7 @@ def test_a_product_turns_and_stores_as_the_kernel_behind_it_does(heads, kv_heads
 
     ours, wanted = (turn(rows, kv_heads, dim, of) for of in (dtype, torch.float64))
     queries = product(x, weight, norm=norm, eps=1e-5, bias=bias, turn=ours)
-    assert_close(queries, turn_and_store(wide, wanted))
+    assert_close(queries, turn_and_store(*split_qkv(wide, wanted), wanted))
     assert_close(ours.keys, wanted.keys)
     assert_close(ours.values, wanted.values)
 
@@ -235,8 +236,24 @@ def test_layers_compute_the_same_on_both_sides_of_the_threshold(rows, dtype):
     assert_close(layer(x, norm), F.linear(normed, weight, bias))
     assert_close(layer.gated(x, norm), gated(F.linear(normed, weight, bias)))
     ours, wanted = (turn(rows, 1, 64, of) for of in (dtype, torch.float64))
-    assert_close(layer.turned(x, norm, ours, None), turn_and_store(F.linear(normed, weight, bias), wanted))
+    turned = turn_and_store(*split_qkv(F.linear(normed, weight, bias), wanted), wanted)
+    assert_close(layer.turned(x, norm, ours, None), turned)
     assert_close(ours.keys, wanted.keys)
     assert_close(ours.values, wanted.values)
     expected = plain + residual.double()
     assert_close(layer.added(x, residual), expected)
+
+
+@DTYPES
+@pytest.mark.parametrize("spared", [0, linear.SPARED_QUERIES - 1, linear.SPARED_QUERIES])
+def test_queries_of_some_rows_are_theirs_whether_the_others_are_computed_or_not(spared, dtype):
+    layer = MergedLinear(256, {"q": 128, "k": 64, "v": 64}, True, dtype, "cuda")
+    for parameter in layer.parameters():
+        parameter.copy_(random(*parameter.shape, dtype=dtype, scale=0.1))
+    tokens = 40 + spared
+    x, rows = random(tokens, 256, dtype=dtype), torch.randperm(tokens, device="cuda")[:40].to(torch.int32)
+    ours, wanted = (turn(tokens, 1, 64, of) for of in (dtype, torch.float64))
+    qkv = F.linear(x.double(), layer.weight.double(), layer.bias.double())
+    assert_close(layer.turned(x, None, ours, None, rows), turn_and_store(*split_qkv(qkv, wanted), wanted)[rows])
+    assert_close(ours.keys, wanted.keys)
+    assert_close(ours.values, wanted.values)

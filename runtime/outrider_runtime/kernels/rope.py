@@ -39,23 +39,35 @@ def rotation(positions: Tensor, frequencies: Tensor, magnitude: float) -> tuple[
     return cosines, sines
 
 
-def turn_and_store(qkv: Tensor, turn: Turn, *, norms: tuple[Tensor, Tensor] | None = None, eps: float = 0.0) -> Tensor:
+def turn_and_store(
+    queries: Tensor,
+    kv: Tensor,
+    turn: Turn,
+    rows: Tensor | None = None,
+    *,
+    norms: tuple[Tensor, Tensor] | None = None,
+    eps: float = 0.0,
+) -> Tensor:
     """layers.rope.turn_and_store, turning by what rotation() returned; the norms given by their weights, [dim] each."""
     kv_heads, dim = turn.keys.shape[1:]
-    tokens = qkv.shape[0]
-    heads = qkv.shape[1] // dim - 2 * kv_heads
-    queries = torch.empty(tokens, heads, dim, dtype=qkv.dtype, device=qkv.device)
+    heads = queries.shape[1] // dim
+    turned = torch.empty(len(queries), heads, dim, dtype=queries.dtype, device=queries.device)
     group = math.gcd(heads, kv_heads, 8)  # heads a program: all of its own kind
     half = triton.next_power_of_2(dim // 2)
-    _turn_and_store[(tokens, (heads + 2 * kv_heads) // group)](
-        qkv.contiguous(),
+    _turn_and_store[(len(kv), (heads + 2 * kv_heads) // group)](
+        queries,
+        kv,
         turn.cosines,
         turn.sines,
-        queries,
+        turned,
         turn.keys,
         turn.values,
         turn.slots,
+        rows,
+        len(queries),
         *(norms or (None, None)),
+        QUERY_STRIDE=queries.stride(0),
+        KV_STRIDE=kv.stride(0),
         HEADS=heads,
         KV_HEADS=kv_heads,
         DIM=dim,
@@ -64,7 +76,7 @@ def turn_and_store(qkv: Tensor, turn: Turn, *, norms: tuple[Tensor, Tensor] | No
         HALF=half,
         num_warps=2 if group * half >= 256 else 1,
     )
-    return queries
+    return turned
 
 
 @compiled_once
@@ -89,17 +101,22 @@ def _rotation(
     tl.store(sines + at + HALF, sine, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["row_count"])
 def _turn_and_store(
-    qkv: tl.tensor,
+    queries: tl.tensor,
+    kv: tl.tensor,
     cosines: tl.tensor,
     sines: tl.tensor,
-    queries: tl.tensor,
+    turned: tl.tensor,
     keys: tl.tensor,
     values: tl.tensor,
     slots: tl.tensor,
+    rows: tl.tensor,
+    row_count: tl.tensor,
     query_norm: tl.tensor,
     key_norm: tl.tensor,
+    QUERY_STRIDE: tl.constexpr,
+    KV_STRIDE: tl.constexpr,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     DIM: tl.constexpr,
@@ -111,23 +128,30 @@ def _turn_and_store(
     first = tl.program_id(1) * GROUP
     head = tl.arange(0, GROUP)[:, None]
     pair = tl.arange(0, HALF)
-    inside = (pair < DIM // 2)[None, :] & (head >= 0)  # [group, half] on both ways through the branch below
+    inside = (pair < DIM // 2)[None, :] & (head >= 0)  # [group, half] on all ways through the branches below
     within = head * DIM + pair[None, :]  # of the group, an element of the first half of a head
-    source = qkv + token * (HEADS + 2 * KV_HEADS) * DIM + first * DIM + within
+    place = token  # which is turned for
+    if first < HEADS:
+        if rows is not None:
+            place = tl.load(rows + tl.minimum(token, row_count - 1)).to(tl.int64)
+        source = queries + token * QUERY_STRIDE + first * DIM + within
+        inside &= token + tl.zeros_like(head) < row_count  # [group, 1]: a mask must not be a scalar
+    else:
+        source = kv + token * KV_STRIDE + (first - HEADS) * DIM + within
     one = tl.load(source, mask=inside, other=0.0)
     other = tl.load(source + DIM // 2, mask=inside, other=0.0)
-    slot = tl.load(slots + token + tl.zeros_like(head)).to(tl.int64)  # [group, 1]: a mask must not be a scalar
+    slot = tl.load(slots + token + tl.zeros_like(head)).to(tl.int64)  # [group, 1], too
     if first >= HEADS + KV_HEADS:
         target = values + (slot * KV_HEADS + first - HEADS - KV_HEADS) * DIM + within
         tl.store(target, one, mask=inside & (slot >= 0))
         tl.store(target + DIM // 2, other, mask=inside & (slot >= 0))
     else:
-        cosine = tl.load(cosines + token * DIM + pair, mask=pair < DIM // 2, other=0.0)[None, :]
-        sine = tl.load(sines + token * DIM + DIM // 2 + pair, mask=pair < DIM // 2, other=0.0)[None, :]
+        cosine = tl.load(cosines + place * DIM + pair, mask=pair < DIM // 2, other=0.0)[None, :]
+        sine = tl.load(sines + place * DIM + DIM // 2 + pair, mask=pair < DIM // 2, other=0.0)[None, :]
         a, b = one.to(tl.float32), other.to(tl.float32)
         if first < HEADS:
             a, b = _norm(a, b, query_norm, pair, DIM, EPS)
-            target = queries + (token * HEADS + first) * DIM + within
+            target = turned + (token * HEADS + first) * DIM + within
             stored = inside
         else:
             a, b = _norm(a, b, key_norm, pair, DIM, EPS)

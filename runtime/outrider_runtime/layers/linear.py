@@ -13,9 +13,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from outrider_runtime.layers.norm import RMSNorm
-from outrider_runtime.layers.rope import Turn, turn_and_store
+from outrider_runtime.layers.rope import Turn, split_qkv, turn_and_store
+from outrider_runtime.layers.rows import take_rows
 
 SKINNY_ROWS = 32  # up to which our kernel, with what it fuses, beats the vendor's library and kernels around it
+SPARED_QUERIES = 512  # from so many on that nobody asks for, they cost more than a second product for the others
 FOLDED_NORM_ROWS = 16  # up to which norming them again in each program costs less than a kernel before them does
 
 
@@ -73,11 +75,26 @@ class MergedLinear(nn.Module):
             return residual if self.bias is None else residual.add_(self.bias)
         return residual + F.linear(x, self.weight, self.bias)
 
-    def turned(self, x: Tensor, norm: RMSNorm | None, turn: Turn, head_norms: tuple[RMSNorm, RMSNorm] | None) -> Tensor:
-        """turn_and_store() of outputs that are the heads of queries, keys and values."""
+    def turned(
+        self,
+        x: Tensor,
+        norm: RMSNorm | None,
+        turn: Turn,
+        head_norms: tuple[RMSNorm, RMSNorm] | None,
+        rows: Tensor | None = None,
+    ) -> Tensor:
+        """turn_and_store() of outputs that are the heads of queries, keys and values; of `rows`, the queries alone."""
+        if rows is not None and len(x) - len(rows) >= SPARED_QUERIES:
+            x, queries = x if norm is None else norm(x), next(iter(self.outputs.values()))
+            bias, kv_bias = (None, None) if self.bias is None else (self.bias[:queries], self.bias[queries:])
+            query = linear(take_rows(x, rows), self.weight[:queries], bias)
+            kv = linear(x, self.weight[queries:], kv_bias)
+            return turn_and_store(query, kv, turn, head_norms, rows)
         if head_norms is None and _skinny(x):
-            return _skinny_product(x, self.weight, self.bias, norm=norm, turn=turn)
-        return turn_and_store(linear(x, self.weight, self.bias, norm), turn, head_norms)
+            query = _skinny_product(x, self.weight, self.bias, norm=norm, turn=turn)
+        else:
+            query = turn_and_store(*split_qkv(linear(x, self.weight, self.bias, norm), turn), turn, head_norms)
+        return query if rows is None else take_rows(query.flatten(1), rows).view(len(rows), *query.shape[1:])
 
     def shards(self, name: str) -> dict[str, Tensor]:
         """The part of this layer that each of the checkpoint's tensors fills."""

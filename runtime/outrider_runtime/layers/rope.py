@@ -71,28 +71,43 @@ def rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
     return torch.addcmul(x * cosines, x.roll(x.shape[-1] // 2, -1), sines)
 
 
-def turn_and_store(qkv: Tensor, turn: Turn, norms: tuple[RMSNorm, RMSNorm] | None) -> Tensor:
+def split_qkv(qkv: Tensor, turn: Turn) -> tuple[Tensor, Tensor]:
+    """A merged projection, [tokens, (heads + 2 * kv heads) * dim], in the parts that turn_and_store() takes."""
+    kv = 2 * turn.keys[0].numel()
+    return qkv[:, :-kv], qkv[:, -kv:]
+
+
+def turn_and_store(
+    queries: Tensor,
+    kv: Tensor,
+    turn: Turn,
+    norms: tuple[RMSNorm, RMSNorm] | None,
+    rows: Tensor | None = None,
+) -> Tensor:
     """From a layer's projection to its attention: rotate queries and keys, store keys and values, return the queries.
 
-    qkv [tokens, (heads + 2 * kv heads) * dim]: the heads of queries, keys, values. `norms`, of the heads of queries
-    and keys, come before the rotation. Returns [tokens, heads, dim].
+    queries [tokens, heads * dim], or [rows, heads * dim] of these tokens alone; kv [tokens, 2 * kv heads * dim], the
+    heads of keys, then of values; rows of both are dense. `norms`, of the heads of queries and keys, come before the
+    rotation. Returns [tokens or rows, heads, dim].
     """
-    if qkv.is_cuda:
+    if kv.is_cuda:
         from outrider_runtime.kernels import rope as kernel
 
         if norms is None:
-            return kernel.turn_and_store(qkv, turn)
-        return kernel.turn_and_store(qkv, turn, norms=(norms[0].weight, norms[1].weight), eps=norms[0].eps)
+            return kernel.turn_and_store(queries, kv, turn, rows)
+        weights = norms[0].weight, norms[1].weight
+        return kernel.turn_and_store(queries, kv, turn, rows, norms=weights, eps=norms[0].eps)
     kv_heads, dim = turn.keys.shape[1:]
-    split = qkv.view(len(qkv), -1, dim)
-    turning, value = split[:, :-kv_heads], split[:, -kv_heads:]
+    query = queries.view(len(queries), -1, dim)
+    key, value = kv.view(len(kv), 2, kv_heads, dim).unbind(1)
     if norms is not None:
-        turning = torch.cat((norms[0](turning[:, :-kv_heads]), norms[1](turning[:, -kv_heads:])), dim=1)
-    turned = rotate(turning, turn.cosines, turn.sines)
+        query, key = norms[0](query), norms[1](key)
     stored = turn.slots >= 0
-    turn.keys[turn.slots[stored]] = turned[stored, -kv_heads:]
+    turn.keys[turn.slots[stored]] = rotate(key, turn.cosines, turn.sines)[stored]
     turn.values[turn.slots[stored]] = value[stored]
-    return turned[:, :-kv_heads]
+    if rows is None:
+        return rotate(query, turn.cosines, turn.sines)
+    return rotate(query, turn.cosines[rows], turn.sines[rows])
 
 
 def _default(frequencies: Tensor, scaling: Scaling, config: ModelConfig) -> tuple[Tensor, float]:

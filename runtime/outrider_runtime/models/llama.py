@@ -16,7 +16,6 @@ from outrider_runtime.layers.embedding import Embedding
 from outrider_runtime.layers.linear import MergedLinear
 from outrider_runtime.layers.norm import RMSNorm
 from outrider_runtime.layers.rope import RotaryEmbedding, Rotation, Turn
-from outrider_runtime.layers.rows import take_rows
 from outrider_runtime.models.causal import CausalLM
 from outrider_runtime.models.config import ModelConfig
 
@@ -144,9 +143,7 @@ class Attention(nn.Module):
         `rows`: of these tokens alone, whose are the residual and the batch's plan."""
         head_norms = None if self.query_norm is None or self.key_norm is None else (self.query_norm, self.key_norm)
         keys, values = cache.layers[self.index]
-        query = self.qkv.turned(inputs, norm, Turn(*rotation, keys, values, batch.slots), head_norms)
-        if rows is not None:
-            query = take_rows(query.flatten(1), rows).view(len(rows), *query.shape[1:])
+        query = self.qkv.turned(inputs, norm, Turn(*rotation, keys, values, batch.slots), head_norms, rows)
         attended = attend(query, keys, values, batch.attention, self.scale)
         return self.output.added(attended.flatten(1), residual)
 

@@ -35,7 +35,7 @@ from outrider_runtime.kernels import (
     tree,
 )
 from outrider_runtime.layers.attention import AttentionShape
-from outrider_runtime.layers.rope import Turn
+from outrider_runtime.layers.rope import Turn, split_qkv
 from outrider_runtime.sampling.params import SamplingParams
 from outrider_runtime.sampling.table import Mode, SamplingTable
 
@@ -150,7 +150,8 @@ def surround_all() -> None:
         keys, values = empty(2, 64, 8, dim)
         norms = (empty(dim), empty(dim)) if normed else None
         turn = Turn(*turns, keys, values, slots)
-        rope.turn_and_store(empty(TOKENS, 48 * dim), turn, norms=norms, eps=1e-6)
+        rope.turn_and_store(*split_qkv(empty(TOKENS, 48 * dim), turn), turn, norms=norms, eps=1e-6)
+        rope.turn_and_store(empty(5, 32 * dim), empty(TOKENS, 16 * dim), turn, ints(5), norms=norms, eps=1e-6)
 
 
 def sample_all() -> None:

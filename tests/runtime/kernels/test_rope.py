@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from outrider_runtime.kernels.rope import rotation, turn_and_store
-from outrider_runtime.layers.rope import RotaryEmbedding, Turn, rotate
+from outrider_runtime.layers.rope import RotaryEmbedding, Turn, rotate, split_qkv
 from outrider_runtime.models.config import ModelConfig
 
 TOKENS, CACHE = 4, 10
@@ -45,21 +45,31 @@ def random_norm(dim: int, dtype: torch.dtype, generator: torch.Generator) -> tor
         (3, 1, 40, True, torch.float32),
     ],
 )
-def test_queries_turn_and_keys_and_values_are_stored(heads, kv_heads, dim, normed, dtype):
+@pytest.mark.parametrize("rows", [None, [2, 0, 3]], ids=["all queries", "some queries"])
+def test_queries_turn_and_keys_and_values_are_stored(heads, kv_heads, dim, normed, dtype, rows):
     generator = torch.Generator().manual_seed(heads * dim)
     embedding = rope(dim)
     qkv = torch.randn(TOKENS, (heads + 2 * kv_heads) * dim, generator=generator).to(dtype)
     norms = (random_norm(dim, dtype, generator), random_norm(dim, dtype, generator)) if normed else None
     keys, values = torch.full((2, CACHE, kv_heads, dim), 7.0, dtype=dtype)
     slots = torch.tensor([3, 0, -1, 9])
-    turned = turn_and_store(qkv, Turn(*turns(embedding), keys, values, slots), norms=norms, eps=1e-6)
+    turn = Turn(*turns(embedding), keys, values, slots)
+    queries, kv = split_qkv(qkv, turn)
+    if rows is None:
+        turned = turn_and_store(queries, kv, turn, norms=norms, eps=1e-6)
+    else:
+        turned = turn_and_store(queries[rows].contiguous(), kv, turn, torch.tensor(rows), norms=norms, eps=1e-6)
 
     parts = qkv.double().unflatten(-1, (-1, dim)).split([heads, kv_heads, kv_heads], dim=1)
     angles = [part.double() for part in embedding(POSITIONS, torch.float32)]
     for part, norm, result in zip(parts[:2], norms or (None, None), (turned, keys[slots]), strict=True):
         wide = part if norm is None else F.rms_norm(part, norm.shape, norm.double(), 1e-6)
         expected = rotate(wide, *angles)
-        kept = slots >= 0 if result is not turned else slice(None)
+        if result is turned:
+            kept = slice(None)
+            expected = expected if rows is None else expected[rows]
+        else:
+            kept = slots >= 0
         tolerance = 1e-5 if dtype is torch.float32 else 1e-2
         torch.testing.assert_close(result[kept].double(), expected[kept], rtol=tolerance, atol=tolerance)
     assert torch.equal(values[slots[slots >= 0]], parts[2][slots >= 0].to(dtype))

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from outrider_runtime.kernels import skinny
 from outrider_runtime.kernels.limits import HOPPER
 from outrider_runtime.kernels.skinny import Tiling, product, tiling
-from outrider_runtime.layers.rope import Turn, turn_and_store
+from outrider_runtime.layers.rope import Turn, split_qkv, turn_and_store
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3}  # the interpreter does not multiply bfloat16
 PLAIN = Tiling(32, 32, 1, 2, 4)
@@ -95,7 +95,7 @@ def test_heads_turn_and_their_keys_and_values_are_stored(rows, heads, kv_heads, 
     ours, wanted = turn(dtype), turn(torch.float64)
     plan = Tiling(width, 32, splits, 2, 4)
     queries = product(x, weight, norm=norm, eps=1e-5, bias=bias, turn=ours, plan=plan)
-    turned = turn_and_store(expected(x, weight, norm, 1e-5, bias), wanted, None)
+    turned = turn_and_store(*split_qkv(expected(x, weight, norm, 1e-5, bias), wanted), wanted, None)
     for result, want in zip((queries, ours.keys, ours.values), (turned, wanted.keys, wanted.values), strict=True):
         assert result.dtype == dtype
         tolerance = TOLERANCE[dtype]
