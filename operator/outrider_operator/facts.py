@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from outrider_operator import labels
 from outrider_operator.api.reasons import Reason
 from outrider_operator.api.v1alpha1 import SpeculativeModelSpec
-from outrider_operator.failures import Failure, failure, turned_away
+from outrider_operator.failures import Failure, awaits_volume, failure, turned_away
 from outrider_operator.fleet.report import Report, report
 from outrider_operator.fleet.windows import STALE, View
 from outrider_operator.observe import Observed, Pod
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from outrider_operator.plan import Plan
 
 _RECENT = timedelta(minutes=5)  # pods that ended earlier explain nothing any more
+VOLUME = timedelta(seconds=15)  # in which the volume of a new claim is usually there
 
 
 def current_pods(observed: Observed) -> frozenset[str]:
@@ -122,7 +123,14 @@ class Facts:
     @cached_property
     def failure(self) -> Failure | None:
         """Of the pods of the current template, of the others only while there are none; else why there are too few."""
-        return failure(self.current or self.pods) or self._uncreated or self._turned_away
+        pods = [pod for pod in self.current or self.pods if pod not in self.awaiting_volume]
+        return failure(pods) or self._uncreated or self._turned_away
+
+    @cached_property
+    def awaiting_volume(self) -> tuple[Pod, ...]:
+        """Pods that are too new for their claim's missing volume to be a failure."""
+        since = _written(self.observed.wall - VOLUME)
+        return tuple(pod for pod in self.pods if awaits_volume(pod, since))
 
     @property
     def _uncreated(self) -> Failure | None:
@@ -134,9 +142,9 @@ class Facts:
 
     @property
     def _turned_away(self) -> Failure | None:
-        template, since = template_hash(self.planned), self.observed.wall - _RECENT
+        template = template_hash(self.planned)
         pods = [pod for pod in self.observed.pods if pod.template == template]
-        return turned_away(pods, self.desired, f"{since:%Y-%m-%dT%H:%M:%SZ}")
+        return turned_away(pods, self.desired, _written(self.observed.wall - _RECENT))
 
     @cached_property
     def answering(self) -> frozenset[str]:
@@ -199,6 +207,11 @@ class Facts:
     @property
     def no_draft_works(self) -> bool:
         return bool(self.answering) and len(self.broken_drafts) == len(self.answering)
+
+
+def _written(wall: datetime) -> str:
+    """As the API server writes times, which sort as strings."""
+    return f"{wall:%Y-%m-%dT%H:%M:%SZ}"
 
 
 def _count(step: int | str, whole: int) -> int:

@@ -34,6 +34,7 @@ _PULL = {
 _CONFIG = {"CreateContainerConfigError", "CreateContainerError"}
 _BACK_OFF = re.compile(r'^Back-off pulling image "[^"]*": (ErrImagePull: )?')
 _SECRET = re.compile(r"secret", re.IGNORECASE)
+_UNBOUND = re.compile(r"unbound immediate PersistentVolumeClaims")
 _GPU = re.compile(r"Insufficient (nvidia\.com/\S+|\S*gpu\S*)", re.IGNORECASE)
 _DEVICE = re.compile(r"nvidia\.com/|gpu", re.IGNORECASE)
 _HABIT = 2  # pods turned away
@@ -55,6 +56,12 @@ def failure(pods: Iterable[Pod]) -> Failure | None:
     """
     found = [found for pod in pods if (found := pod_failure(pod)) is not None]
     return min(found, key=lambda each: (_ORDER.index(each.reason), each.pod), default=None)
+
+
+def awaits_volume(pod: Pod, since: str) -> bool:
+    """Whether it waits for the volume of a claim, as every pod of a new claim does for a moment where volumes are made
+    at once. `since` is a time from which a pod is so new that this explains nothing."""
+    return bool(_UNBOUND.search(pod.unschedulable)) and pod.created >= since
 
 
 def turned_away(pods: Iterable[Pod], replicas: int, since: str) -> Failure | None:

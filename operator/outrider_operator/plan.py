@@ -10,7 +10,7 @@ from typing import Any
 from outrider_operator.api.reasons import EventReason, Reason, SpeculationState
 from outrider_operator.api.v1alpha1 import Mode, SpeculativeModelSpec
 from outrider_operator.errors import NameConflict, Refused
-from outrider_operator.facts import current_pods, is_suspended, live_replicas
+from outrider_operator.facts import VOLUME, Facts, current_pods, is_suspended, live_replicas
 from outrider_operator.fleet import autoscale, saturation
 from outrider_operator.fleet.autoscale import Past, Situation
 from outrider_operator.fleet.history import LOAD_WINDOW
@@ -70,6 +70,7 @@ class Plan:
     scaling: Scaling | None = None
     events: tuple[Event, ...] = ()
     refusal: Refused | None = None
+    look_again: float | None = None  # in so many seconds: time alone makes a difference
 
     def policy_of(self, pod: str) -> Policy | None:
         """What that pod is to be told."""
@@ -88,7 +89,9 @@ def plan(observed: Observed, defaults: Defaults) -> Plan:
         return Plan()  # garbage collection takes the children; applying them again would only get in its way
     decided = _decided(observed, defaults)
     told = transitions(observed.model.status, status(observed, decided))
-    return replace(decided, events=(*(Event(reason, message) for reason, message in told), *decided.events))
+    events = (*(Event(reason, message) for reason, message in told), *decided.events)
+    awaiting = Facts(observed, decided).awaiting_volume
+    return replace(decided, events=events, look_again=VOLUME.total_seconds() + 1 if awaiting else None)
 
 
 def _decided(observed: Observed, defaults: Defaults) -> Plan:

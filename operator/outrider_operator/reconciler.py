@@ -78,7 +78,8 @@ class Reconciler:
                 self._metrics.reconcile.labels(outcome).observe(self._clock() - started)
 
     async def reconcile(self, key: Key) -> None:
-        """Bring one object forward as far as it goes now; measuring its pods is what makes it be looked at again.
+        """Bring one object forward as far as it goes now; what changes, its pods' measurements and the plan itself are
+        what make it be looked at again.
 
         Raises OutriderError when it has to be tried again.
         """
@@ -106,6 +107,8 @@ class Reconciler:
                 if not self._applier.holds(planned.children, "Deployment"):
                     planned = planned.unscaled
         await self._say(model, planned)
+        if planned.look_again is not None:
+            self._queue.add_after(key, planned.look_again)
         unwritten: OutriderError | None = None
         try:
             written = await self._write_status(observed, planned)

@@ -280,6 +280,24 @@ def test_a_pod_failure_is_the_reason_and_goes_when_the_pod_recovers():
     assert Situation().says("Ready") == ("True", "Ready")
 
 
+UNBOUND = "0/1 nodes are available: pod has unbound immediate PersistentVolumeClaims. not found"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "message", "reason", "look_again"),
+    [
+        (14, UNBOUND, "Loading", 16.0),
+        (16, UNBOUND, "Unschedulable", None),
+        (1, "0/1 nodes are available: 1 Insufficient memory.", "Unschedulable", None),
+    ],
+)
+def test_a_new_claim_s_volume_has_its_time_before_it_is_a_failure(seconds, message, reason, look_again):
+    created = f"{START - timedelta(seconds=seconds):%Y-%m-%dT%H:%M:%SZ}"
+    situation = Situation(ready=0).pod("llama-1", phase="Pending", unschedulable=message, created=created)
+    assert situation.says("Ready") == ("False", reason)
+    assert situation.plan().look_again == look_again
+
+
 def test_pods_that_cannot_even_be_created_are_said_with_the_reason():
     quota = 'pods "llama-6d-x" is forbidden: exceeded quota: gpus, requested: requests.nvidia.com/gpu=1'
     failing = {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": quota}

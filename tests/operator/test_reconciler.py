@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
-from tests.operator.build import DEFAULTS, SMALLEST, answer, merged
+from tests.operator.build import DEFAULTS, SMALLEST, START, answer, merged
 from tests.operator.fake_kube import FakeKube
 
 from outrider_operator import labels
@@ -37,8 +38,8 @@ class Rig:
     """One object, and a reconciler that looks at it when told to."""
 
     def __init__(self, kube: FakeKube | None = None, defaults: Defaults = DEFAULTS) -> None:
-        self.kube, self.cache, self.queue = kube or FakeKube(), Cache(), Queue()
         self.now = 1000.0
+        self.kube, self.cache, self.queue = kube or FakeKube(), Cache(), Queue(clock=lambda: self.now)
         metadata = {"namespace": KEY.namespace, "name": KEY.name, "generation": 1}
         self.cache.put(self.kube.put({"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": SMALLEST}))
         writes, tokens = Writes(self.kube, self.cache, self.queue), Tokens(self.kube)
@@ -56,23 +57,25 @@ class Rig:
             Metrics(self.cache, self.queue),
             defaults,
             clock=lambda: self.now,
+            wall=lambda: START + timedelta(seconds=self.now - 1000.0),
         )
 
     async def _put(self, pod: Any, policy: Any, token: str) -> Any:
         self.told.append((pod.name, policy.revision))
         return answer(revision=policy.revision)
 
+    async def pod(self, name: str, status: dict[str, Any], metadata: dict[str, Any] | None = None) -> None:
+        """One of the Deployment is as `status` says, and the object is looked at."""
+        owner = {"kind": "ReplicaSet", "name": f"{KEY.name}-1", "uid": "r", "controller": True}
+        of = {"labels": {labels.MODEL: KEY.name}, "ownerReferences": [owner]}
+        whole = {"namespace": KEY.namespace, "name": name, **of, **(metadata or {})}
+        self.cache.put(self.kube.put({"apiVersion": "v1", "kind": "Pod", "metadata": whole, "status": status}))
+        await self.reconciler.reconcile(KEY)
+
     async def serve(self, name: str) -> None:
         """A pod of the Deployment becomes ready and is read once."""
-        metadata = {
-            "namespace": KEY.namespace,
-            "name": name,
-            "labels": {labels.MODEL: KEY.name},
-            "ownerReferences": [{"kind": "ReplicaSet", "name": f"{KEY.name}-1", "uid": "r", "controller": True}],
-        }
-        status = {"phase": "Running", "podIP": "10.0.0.1", "conditions": [{"type": "Ready", "status": "True"}]}
-        self.cache.put(self.kube.put({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "status": status}))
-        await self.reconciler.reconcile(KEY)
+        ready = {"type": "Ready", "status": "True"}
+        await self.pod(name, {"phase": "Running", "podIP": "10.0.0.1", "conditions": [ready]})
         while not self.rounds.fleet(KEY).samples:
             await asyncio.sleep(0)
 
@@ -384,3 +387,18 @@ async def test_a_field_of_the_status_that_somebody_else_keeps_is_no_reason_to_wr
     rig.edit({"replicas": 2})
     await rig.reconciler.reconcile(KEY)
     assert rig.kube.objects[KIND, *KEY]["status"]["desiredReplicas"] == 2
+
+
+async def test_a_pod_whose_volume_does_not_come_is_looked_at_again_though_nothing_happens() -> None:
+    rig = Rig()
+    await rig.reconciler.reconcile(KEY)
+    unbound = {"type": "PodScheduled", "status": "False", "message": "pod has unbound immediate PersistentVolumeClaims"}
+    created = {"creationTimestamp": f"{START:%Y-%m-%dT%H:%M:%SZ}"}
+    await rig.pod("llama-1", {"phase": "Pending", "conditions": [unbound]}, created)
+    assert rig.condition("Ready")["reason"] == "RollingOut"
+    rig.now += 15
+    assert rig.queue.take() is None
+    rig.now += 2
+    assert rig.queue.take() == KEY
+    await rig.reconciler.reconcile(KEY)
+    assert rig.condition("Ready")["reason"] == "Unschedulable"
