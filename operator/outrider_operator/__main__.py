@@ -1,53 +1,21 @@
-"""`outrider-operator`: settings from flags and environment, logging, signals,
-and an exit code that says how it ended."""
+"""`outrider-operator`. What takes time to import is imported late."""
 
 from __future__ import annotations
 
-import asyncio
-import gc
-import logging
+import os
 import signal
 import sys
 
-from pydantic import ValidationError
-from pydantic_settings import CliApp, SettingsError
 
-from outrider_operator import logs, program
-from outrider_operator.errors import OutriderError
-from outrider_operator.settings import Settings
+def main() -> int:
+    """command.run() of the command line; 0, too, after SIGTERM or SIGINT while it is imported, where nothing is held
+    yet: that takes a second, many under a small CPU limit, and PID 1 ignores signals that it does not ask for."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: os._exit(0))
 
-GARBAGE = 10_000  # new objects after which cycles are looked for
+    from outrider_operator.command import run
 
-
-def main(arguments: list[str] | None = None) -> int:
-    """0 after SIGTERM or SIGINT, 1 when it could not go on (Kubernetes starts it anew), 2 for wrong settings."""
-    try:
-        settings = CliApp.run(Settings, cli_args=sys.argv[1:] if arguments is None else arguments)
-    except (ValidationError, SettingsError) as error:
-        sys.stderr.write(f"outrider-operator: {error}\n")
-        return 2
-    logs.set_up(settings.log_format, settings.log_level)
-    # a thousand objects at a time make next to no cycles: looking for them as often as by default, and through
-    # all modules, takes a tenth of the CPU
-    gc.freeze()
-    gc.set_threshold(GARBAGE)
-    try:
-        asyncio.run(_run(settings))
-    except OutriderError as error:
-        logging.getLogger(__name__).error("giving up: %s", error)
-        return 1
-    return 0
-
-
-async def _run(settings: Settings) -> None:
-    stop, loop = asyncio.Event(), asyncio.get_running_loop()
-
-    def listen() -> None:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, stop.set)
-
-    listen()
-    await program.run(settings, stop, watching=listen)  # kopf takes the signals for itself when it starts
+    return run(sys.argv[1:])
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from pydantic_settings import CliApp
 
-from outrider_operator.__main__ import main
+from outrider_operator.command import run
 from outrider_operator.settings import Settings
 
 
@@ -26,7 +26,7 @@ def test_every_setting_is_a_flag_and_wins(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_help_names_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit:
-        main(["--help"])
+        run(["--help"])
     assert exit.value.code == 0
     text = capsys.readouterr().out
     for name in Settings.model_fields:
@@ -45,7 +45,7 @@ def test_a_wrong_setting_ends_the_program_with_its_name(
     arguments: list[str], word: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     try:
-        code = main(arguments)
+        code = run(arguments)
     except SystemExit as exit:
         code = exit.code
     assert code == 2
@@ -56,5 +56,5 @@ def test_no_way_to_log_in_is_said_in_words(
     tmp_path: object, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
-    assert main(["--kubeconfig", f"{tmp_path}/missing", "--log-format", "console"]) == 1
+    assert run(["--kubeconfig", f"{tmp_path}/missing", "--log-format", "console"]) == 1
     assert "give --kubeconfig" in capsys.readouterr().err
