@@ -443,6 +443,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if (options.tree_top_k is None) != (options.tree_max_tokens is None):
         parser.error("--tree-top-k and --tree-max-tokens are given together or not at all")
+    if options.profile and options.device != "cuda":
+        parser.error(f"--profile times the kernels of a CUDA device, not of {options.device}")
     if options.shared_lots and options.accepted_length is None:
         parser.error("--shared-lots is of the tokens of --accepted-length")
     if options.tree_top_k is not None and (
