@@ -19,3 +19,8 @@ class Clock:
 
 
 REAL = Clock()
+
+
+def written(moment: datetime) -> str:
+    """UTC as the API server writes times in objects; they sort as strings."""
+    return f"{moment:%Y-%m-%dT%H:%M:%SZ}"

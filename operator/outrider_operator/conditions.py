@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from outrider_operator.api.reasons import ConditionType, Reason, Status
+from outrider_operator.clock import written
 from outrider_operator.facts import Facts
 from outrider_operator.judgements.accepted import ACCEPTED
 from outrider_operator.judgements.loaded import DRAFT_READY, MODEL_READY
@@ -46,7 +47,7 @@ def conditions(facts: Facts) -> list[dict[str, Any]]:
 
 
 def timestamp(facts: Facts) -> str:
-    return facts.observed.wall.strftime("%Y-%m-%dT%H:%M:%SZ")
+    return written(facts.observed.wall)
 
 
 def _condition(facts: Facts, kind: ConditionType, verdict: Verdict, previous: Mapping[str, Any]) -> dict[str, Any]:

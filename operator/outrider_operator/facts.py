@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from outrider_operator import labels
 from outrider_operator.api.reasons import Reason
 from outrider_operator.api.v1alpha1 import SpeculativeModelSpec
+from outrider_operator.clock import written
 from outrider_operator.failures import Failure, awaits_volume, failure, turned_away
 from outrider_operator.fleet.report import Report, report
 from outrider_operator.fleet.windows import STALE, View
@@ -129,7 +130,7 @@ class Facts:
     @cached_property
     def awaiting_volume(self) -> tuple[Pod, ...]:
         """Pods that are too new for their claim's missing volume to be a failure."""
-        since = _written(self.observed.wall - VOLUME)
+        since = written(self.observed.wall - VOLUME)
         return tuple(pod for pod in self.pods if awaits_volume(pod, since))
 
     @property
@@ -144,7 +145,7 @@ class Facts:
     def _turned_away(self) -> Failure | None:
         template = template_hash(self.planned)
         pods = [pod for pod in self.observed.pods if pod.template == template]
-        return turned_away(pods, self.desired, _written(self.observed.wall - _RECENT))
+        return turned_away(pods, self.desired, written(self.observed.wall - _RECENT))
 
     @cached_property
     def answering(self) -> frozenset[str]:
@@ -207,11 +208,6 @@ class Facts:
     @property
     def no_draft_works(self) -> bool:
         return bool(self.answering) and len(self.broken_drafts) == len(self.answering)
-
-
-def _written(wall: datetime) -> str:
-    """As the API server writes times, which sort as strings."""
-    return f"{wall:%Y-%m-%dT%H:%M:%SZ}"
 
 
 def _count(step: int | str, whole: int) -> int:

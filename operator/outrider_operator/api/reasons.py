@@ -78,8 +78,8 @@ class Reason(StrEnum):
     INSUFFICIENT_GPU = "InsufficientGPU"
     """No node has as many free GPUs as a replica asks for."""
     UNSCHEDULABLE = "Unschedulable"
-    """No node takes the pod, for another reason than GPUs: memory, taints, affinity, a volume's zone, or none made for a
-    claim within 15 s."""
+    """No node takes the pod, for another reason than GPUs: memory, taints, affinity, a volume's zone, or none made for
+    a claim within 15 s."""
     IMAGE_PULL_FAILED = "ImagePullFailed"
     """The runtime image cannot be pulled. Check engine.image and imagePullSecrets."""
     MISSING_SECRET = "MissingSecret"

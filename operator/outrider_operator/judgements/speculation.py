@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 
 from outrider_operator.api.reasons import ConditionType, Reason, SpeculationState, Status
 from outrider_operator.api.v1alpha1 import Mode
+from outrider_operator.clock import written
 from outrider_operator.facts import Facts
 from outrider_operator.fleet.history import REPORT_WINDOW
 from outrider_operator.fleet.policy import Memory, Policy
@@ -60,7 +61,7 @@ def _low_acceptance(policy: Policy, memory: Memory) -> Verdict:
 
 
 def _clock(seconds: float) -> str:
-    return f"at {datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%SZ}"
+    return f"at {written(datetime.fromtimestamp(seconds, UTC))}"
 
 
 def _drafting(facts: Facts) -> Verdict | None:
