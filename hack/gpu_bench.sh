@@ -32,7 +32,7 @@ prefill() {
     decode --method none --concurrency 16 --input 4096 --output 16 --repeats 3 --max-batched-tokens 8192
 }
 
-# Decoding behind long prompts, which are read as peers read them; at last with a lot for all streams, as SGLang draws it.
+# Decoding behind long prompts, which are read as peers read them; then with a lot for all streams, as SGLang draws it.
 long() {
     local behind=(--accepted-length 3.35 --input 4096 --repeats 1 --max-batched-tokens 8192)
     decode --method none eagle3 "${behind[@]}" --concurrency 1 16 64

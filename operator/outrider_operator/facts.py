@@ -31,6 +31,12 @@ def current_pods(observed: Observed) -> frozenset[str]:
     return frozenset(p.name for p in observed.pods if p.ready and not p.deleting and p.template == template)
 
 
+def awaiting_volume(observed: Observed) -> frozenset[str]:
+    """Pods that are too new for their claim's missing volume to be a failure."""
+    since = written(observed.wall - VOLUME)
+    return frozenset(pod.name for pod in observed.pods if awaits_volume(pod, since))
+
+
 def is_suspended(spec: SpeculativeModelSpec) -> bool:
     """Whether the user asks for no replicas at all."""
     return spec.suspend or (spec.autoscaling is None and spec.replicas == 0)
@@ -124,14 +130,9 @@ class Facts:
     @cached_property
     def failure(self) -> Failure | None:
         """Of the pods of the current template, of the others only while there are none; else why there are too few."""
-        pods = [pod for pod in self.current or self.pods if pod not in self.awaiting_volume]
+        awaiting = awaiting_volume(self.observed)
+        pods = [pod for pod in self.current or self.pods if pod.name not in awaiting]
         return failure(pods) or self._uncreated or self._turned_away
-
-    @cached_property
-    def awaiting_volume(self) -> tuple[Pod, ...]:
-        """Pods that are too new for their claim's missing volume to be a failure."""
-        since = written(self.observed.wall - VOLUME)
-        return tuple(pod for pod in self.pods if awaits_volume(pod, since))
 
     @property
     def _uncreated(self) -> Failure | None:

@@ -10,7 +10,7 @@ from typing import Any
 from outrider_operator.api.reasons import EventReason, Reason, SpeculationState
 from outrider_operator.api.v1alpha1 import Mode, SpeculativeModelSpec
 from outrider_operator.errors import NameConflict, Refused
-from outrider_operator.facts import VOLUME, Facts, current_pods, is_suspended, live_replicas
+from outrider_operator.facts import VOLUME, awaiting_volume, current_pods, is_suspended, live_replicas
 from outrider_operator.fleet import autoscale, saturation
 from outrider_operator.fleet.autoscale import Past, Situation
 from outrider_operator.fleet.history import LOAD_WINDOW
@@ -90,8 +90,8 @@ def plan(observed: Observed, defaults: Defaults) -> Plan:
     decided = _decided(observed, defaults)
     told = transitions(observed.model.status, status(observed, decided))
     events = (*(Event(reason, message) for reason, message in told), *decided.events)
-    awaiting = Facts(observed, decided).awaiting_volume
-    return replace(decided, events=events, look_again=VOLUME.total_seconds() + 1 if awaiting else None)
+    look_again = VOLUME.total_seconds() + 1 if awaiting_volume(observed) else None
+    return replace(decided, events=events, look_again=look_again)
 
 
 def _decided(observed: Observed, defaults: Defaults) -> Plan:

@@ -17,7 +17,7 @@ from outrider_operator.apply import Applier
 from outrider_operator.cache import Cache, Key
 from outrider_operator.errors import Conflict, NameConflict, NotFound, OutriderError, Rejected, Unavailable
 from outrider_operator.events import Publisher
-from outrider_operator.facts import Facts, foreign_writer, live_replicas
+from outrider_operator.facts import foreign_writer, live_replicas
 from outrider_operator.fleet.autoscale import REMEMBERED
 from outrider_operator.fleet.history import window
 from outrider_operator.kinds import MODEL
@@ -192,7 +192,7 @@ class Reconciler:
 
     async def _apply(self, observed: Observed, planned: Plan) -> Observed:
         key = Key(observed.model.namespace, observed.model.name)
-        if (step := scaling_step(Facts(observed, planned))) is not None:
+        if (step := scaling_step(planned.scaling, observed.wall)) is not None:
             self._untold[key] = (*observed.untold, step)[-REMEMBERED:]
         sent = await self._applier.apply(planned.children)
         await self._applier.prune(observed.model, planned.prune)

@@ -7,14 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 from outrider_operator import labels
 from outrider_operator.api.reasons import ConditionType, Reason, SpeculationState
+from outrider_operator.clock import written
 from outrider_operator.conditions import conditions, timestamp
 from outrider_operator.facts import Facts
 from outrider_operator.fleet.autoscale import REMEMBERED
 from outrider_operator.render.service import url
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from outrider_operator.observe import Observed
-    from outrider_operator.plan import Plan
+    from outrider_operator.plan import Plan, Scaling
 
 NUMBERS_EVERY = 60.0  # seconds between writes that only move a number
 
@@ -171,12 +174,11 @@ def _moved(name: str, old: object, new: object) -> bool:
 # -- autoscaling ---------------------------------------------------------------------------------------------------
 
 
-def scaling_step(facts: Facts) -> dict[str, Any] | None:
-    """The change of replicas that is planned, as `recentDecisions` has it."""
-    scaling = facts.plan.scaling
+def scaling_step(scaling: Scaling | None, wall: datetime) -> dict[str, Any] | None:
+    """A planned change of replicas, as `recentDecisions` has it."""
     if scaling is None:
         return None
-    return {"time": timestamp(facts), "from": scaling.before, "to": scaling.after, "reason": scaling.reason}
+    return {"time": written(wall), "from": scaling.before, "to": scaling.after, "reason": scaling.reason}
 
 
 def _autoscaling(facts: Facts, before: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -184,7 +186,7 @@ def _autoscaling(facts: Facts, before: Mapping[str, Any]) -> dict[str, Any] | No
     if facts.spec is not None and facts.spec.autoscaling is None:
         return None
     decisions = facts.observed.recent_decisions
-    made = scaling_step(facts)
+    made = scaling_step(facts.plan.scaling, facts.observed.wall)
     if made is not None:
         if decisions and all(decisions[-1].get(end) == made[end] for end in ("from", "to")):
             decisions.pop()  # decided again before its effect was seen

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import openai
 import pytest
+from tests.interrupted import interrupt_import
 from tests.runtime.server.running import MODEL, REPOSITORY, poll, serving
 
 ASK = {"model": MODEL, "messages": [{"role": "user", "content": "the road ahead the road ahead"}], "temperature": 0}
@@ -149,16 +150,7 @@ def test_sigterm_while_loading_ends_it_well(tmp_path, tiny_model_dir, moment):
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_in_the_middle_of_an_import_that_drops_exceptions_ends_it_well(tmp_path, tiny_model_dir, signum):
-    (tmp_path / "aiohttp.py").write_text(
-        f"""
-import os, time
-try:
-    os.kill(os.getpid(), {signum:d})
-    time.sleep(10)
-except BaseException as dropped:
-    raise RuntimeError("dropped") from dropped
-"""
-    )
+    interrupt_import(tmp_path, "aiohttp", signum)
     path = os.pathsep.join(map(str, (tmp_path, REPOSITORY / "runtime")))
     with serving(tmp_path, tiny_model_dir, PYTHONPATH=path) as server:
         assert server.ended() == 0
