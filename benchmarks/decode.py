@@ -115,6 +115,7 @@ class Row:
     accepted_length: float | None  # tokens that a step was made to yield each request: of a tree, its walked path
     acceptance: float | None  # with which each draft was made to stand behind one that did
     shared_lots: bool  # of an accepted length: a step yielded as many to every request, so that all ended at once
+    cached_prompts: bool  # read before anything was measured, so that all requests began to decode at once
     adaptive: bool  # each step drafted as many as paid
     tokens_per_second: float  # of all requests, while they decode
     step_ms: float
@@ -194,7 +195,7 @@ def make_engine(options: argparse.Namespace, target: LlamaForCausalLM, draft: We
             max_tokens=options.num_speculative_tokens,
             tree=tree_of(options),
         ),
-        cache=CacheConfig(block_size=block_size, num_blocks=blocks, prefix_caching=False),
+        cache=CacheConfig(block_size=block_size, num_blocks=blocks, prefix_caching=options.cached_prompts),
         scheduler=SchedulerConfig(max_concurrency=most, max_batched_tokens=options.max_batched_tokens),
         device="cuda" if target.device.type == "cuda" else "cpu",
         policy=Policy(
@@ -326,7 +327,8 @@ def measure(
 ) -> Iterator[Row]:
     tree, vocab_size = tree_of(options), target.config.vocab_size
     for concurrency in options.concurrency:
-        run(engine, concurrency, min(options.input, 128), FEW, vocab_size, options.temperature)
+        first = options.input if options.cached_prompts else min(options.input, 128)
+        run(engine, concurrency, first, FEW, vocab_size, options.temperature)
         rates, steps, firsts, yields = [], [], [], []
         with measuring(engine, f"{options.method} at {concurrency}"):
             for _ in range(options.repeats):
@@ -356,6 +358,7 @@ def measure(
             accepted_length=options.accepted_length,
             acceptance=options.acceptance,
             shared_lots=options.shared_lots,
+            cached_prompts=options.cached_prompts,
             adaptive=options.adaptive,
             tokens_per_second=round(statistics.median(rates), 1),
             step_ms=round(step, 3),
@@ -431,6 +434,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     forced.add_argument("--accepted-length", type=float, help="tokens a step yields on average, whatever is drafted")
     forced.add_argument("--acceptance", type=float, help="chance of each draft behind one that stands, whatever it is")
     parser.add_argument("--shared-lots", action="store_true", help="as many for all requests, as SGLang simulates it")
+    parser.add_argument(
+        "--cached-prompts", action="store_true", help="read prompts before anything is measured: decoding alone"
+    )
     parser.add_argument("--temperature", type=float, default=0.0, help="1.0: texts in which nothing occurs again")
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 4, 16, 64, 128, 256])
     parser.add_argument("--input", type=int, nargs="+", default=[128])

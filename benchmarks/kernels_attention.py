@@ -203,7 +203,7 @@ class _Case:
             self._tables,
             tokens=self._tokens,
             block_size=BLOCK_SIZE,
-            shape=AttentionShape(self._shape.heads // self._shape.kv_heads, None, torch.bfloat16),
+            shape=AttentionShape(self._shape.kv_heads, self._shape.heads // self._shape.kv_heads, None, torch.bfloat16),
             dim=self._shape.dim,
             small=small,
             tuning=tuning,

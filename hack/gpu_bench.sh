@@ -32,11 +32,12 @@ prefill() {
     decode --method none --concurrency 16 --input 4096 --output 16 --repeats 3 --max-batched-tokens 8192
 }
 
-# Decoding behind long prompts, which are read as peers read them; then with a lot for all streams, as SGLang draws it.
+# Decoding behind long prompts, which are read as peers read them. Then as SGLang is measured, where all requests begin
+# to decode at once and a lot for all of them lets them end at once: decoding full batches and nothing else.
 long() {
-    local behind=(--accepted-length 3.35 --input 4096 --repeats 1 --max-batched-tokens 8192)
-    decode --method none eagle3 "${behind[@]}" --concurrency 1 16 64
-    decode --method eagle3 "${behind[@]}" --concurrency 64 --shared-lots
+    local behind=(--accepted-length 3.35 --input 4096 --max-batched-tokens 8192 --concurrency 1 16 64)
+    decode --method none eagle3 "${behind[@]}" --repeats 1
+    decode --method none eagle3 "${behind[@]}" --shared-lots --cached-prompts
 }
 
 # Drafts from texts in which nothing occurs again: what looking for them costs.

@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable
 
 import pytest
 import torch
+from benchmarks import decode
 from benchmarks.decode import main, synthetic
 from benchmarks.step_parts import bytes_read
 
@@ -81,6 +82,23 @@ def test_requests_that_share_their_lots_end_together(capsys):
     (_, apart), _ = rows(capsys, *options)
     assert alone["tokens_per_step"] == together["tokens_per_step"] > apart["tokens_per_step"]
     assert (together["shared_lots"], apart["shared_lots"]) == (True, False)
+
+
+def test_requests_whose_prompts_are_cached_begin_to_decode_together(capsys, monkeypatch):
+    options = ["--method", "none", "--input", "600", "--max-batched-tokens", "700"]
+    steps, run = [], decode.run
+
+    def noted(*args):
+        steps.append(run(*args))
+        return steps[-1]
+
+    monkeypatch.setattr(decode, "run", noted)
+    for cached in (True, False):
+        steps.clear()
+        found, _ = rows(capsys, *options, *["--cached-prompts"] * cached)
+        assert [row["cached_prompts"] for row in found] == [cached] * 2
+        _, short_alone, _, _, short, _ = (each.steps for each in steps)
+        assert (short > short_alone) == (not cached)
 
 
 def test_lots_that_are_not_drawn_are_not_shared(capsys):

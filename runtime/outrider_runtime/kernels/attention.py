@@ -1,8 +1,12 @@
 """Attention over the paged KV cache in one kernel: decode, verification and prefill alike.
 
 A persistent grid walks a list of work items, made on the device once a step. An item is a tile of one request's
-queries against a part of its context, for one KV head; the query heads that share it are more rows of the tile. Long
-contexts are split into parts of one size, which depends on the request and on the width of the batch alone.
+queries against a part of its context, for one KV head; the query heads that share it are more rows of the tile.
+
+Few queries are a matter of reading the KV, so each program is to read as much of it as any other, whatever the lengths
+of the texts: their tiles lie one behind the other on an axis of keys, which is cut into a slot for each program of a KV
+head. A tile that lies in several slots is computed in as many parts, combined by the program that ends last. (Stream-K,
+Osama et al. 2023, as LeanAttention, Sanovar et al. 2024, does it; that cuts only where it gains, it does not.)
 """
 
 from __future__ import annotations
@@ -23,15 +27,18 @@ MAX_COUNTERS = tl.constexpr(1 << 16)  # (tile, KV head) pairs of one launch
 MOST_TOKENS = 1 << 16  # of a batch
 LONE = 8  # tokens of a batch that leaves most processors without work: what counts is how soon a part is done
 WIDE = 192  # of one that keeps them busy with more and smaller tiles
-# For batches of up to so many tokens: from how many of a context on it is split, and the most parts. Of eight KV heads
-# and long contexts they keep nine tenths of an H200's programs busy to the end, where each token is a request's.
-SPLITTING = ((LONE, 32, 16), (12, 512, 5), (16, 512, 4), (24, 512, 5), (63, 512, 4), (MOST_TOKENS, 2048, 4))
-FEW_SPLITTING = (64, 16)  # of a few requests, a token each
-MIXED_SPLITTING = (512, 4)  # beside prompts: the few that decode are not to take longer than these
+SPLIT_TOKENS = 512  # least tokens of a part
+LONE_SPLIT_TOKENS = 32
+FEW_SPLIT_TOKENS = 64  # of a few requests, a token each
+MAX_SPLITS = 16
+LONE_AT_ONCE, AT_ONCE = 16, 4  # parts that are combined at once; a power of two
+CUT_TOKENS = tl.constexpr(128)  # to be cut and combined costs a tile about as much as so many of its tokens
 LOG2_E = tl.constexpr(1.4426950408889634)
 MOST_OWN = tl.constexpr(64)  # tokens of a tree: a bit each
-FIELDS = 10  # of a work item, each a row of WorkList.items
-ROW, QUERIES, POSITION, BEGIN, END, TABLE, SPLIT, SPLITS, TILE, STEP = (tl.constexpr(field) for field in range(FIELDS))
+FIELDS = 12  # of a work item, each a row of WorkList.items
+ROW, QUERIES, POSITION, BEGIN, END, TABLE, STEP, NEXT, TILE, PARTS, PART, FIRST_PART = (
+    tl.constexpr(field) for field in range(FIELDS)
+)
 
 
 def tuning_for(dtype: torch.dtype, dim: int, tokens: int, *, mixed: bool = False, single: bool = False) -> Tuning:
@@ -40,8 +47,8 @@ def tuning_for(dtype: torch.dtype, dim: int, tokens: int, *, mixed: bool = False
 
     64 rows are the fewest that Hopper's asynchronous tensor-core instructions take. The narrow tile uses the older
     ones, and has room for twice as many programs a processor to wait for memory. Each part of a context costs about
-    5 us of filling its pipeline and being combined, so contexts are split only as far as a batch of that width needs to
-    keep all processors busy. float32 is for tests: no tensor cores, so small tiles.
+    5 us of filling its pipeline and being combined, which is hidden where programs wait for memory in turn, but not in
+    a batch of a few tokens. float32 is for tests: no tensor cores, so small tiles.
     """
     if dtype is torch.float32:
         tile = Tile(rows=16, keys=32, stages=2, warps=4, per_processor=2)
@@ -62,12 +69,10 @@ def tuning_for(dtype: torch.dtype, dim: int, tokens: int, *, mixed: bool = False
         elif tokens >= WIDE and not mixed:
             small = Tile(rows=32, keys=32, stages=3, warps=2, per_processor=4)
         large = Tile(rows=128, keys=64, stages=3, warps=8, per_processor=1)
-    split_tokens, max_splits = next(split for most, *split in SPLITTING if tokens <= most)
-    if mixed and tokens >= WIDE:
-        split_tokens, max_splits = MIXED_SPLITTING
-    elif single and 1 < tokens <= LONE and dim <= 128:
-        split_tokens, max_splits = FEW_SPLITTING
-    return Tuning(narrow, small, large, small_queries=64, split_tokens=split_tokens, max_splits=max_splits)
+    split_tokens = LONE_SPLIT_TOKENS if tokens <= LONE else SPLIT_TOKENS
+    if single and 1 < tokens <= LONE and dim <= 128:
+        split_tokens = FEW_SPLIT_TOKENS
+    return Tuning(narrow, small, large, small_queries=64, split_tokens=split_tokens, max_splits=MAX_SPLITS)
 
 
 def plan_paged(
@@ -176,11 +181,14 @@ def _work_lists(
     steps, requests = context_lengths.shape
     longest = block_tables.shape[1] * block_size
     tile = tile.within(shared_memory(query_starts.device), padded(dim), shape.dtype.itemsize)
-    queries = tile.queries(shape.shared)
-    splits = min(tuning.max_splits, triton.cdiv(longest, tuning.split_tokens)) if above == 0 else 1
+    queries, small = tile.queries(shape.shared), above == 0
     # Requests without rows are none, the padding is one more, and each ends in one tile that is not full.
     tiles = min(requests + 1, triton.cdiv(tokens, above + 1)) + tokens // queries
-    items = torch.empty(steps, FIELDS, tiles * splits, dtype=torch.int32, device=query_starts.device)
+    slots = 0
+    if small:
+        programs = processors(query_starts.device) * tile.per_processor
+        slots = min(max(1, programs // shape.kv_heads), tiles * tuning.max_splits)
+    items = torch.empty(steps, FIELDS, slots + tiles, dtype=torch.int32, device=query_starts.device)
     _list_work[(requests + 1, steps)](
         query_starts,
         context_lengths,
@@ -192,22 +200,24 @@ def _work_lists(
         tokens,
         above,
         most,
-        tiles * splits,
+        slots,
+        slots + tiles,
         block_tables.stride(0),
         longest,
         before,
+        SMALL=small,
         TILE_QUERIES=queries,
         WINDOW=shape.sliding_window or 0,
         TREE=tree,
         FIRST=shape.first,
         KEYS=tile.keys,
         SPLIT_TOKENS=tuning.split_tokens,
-        MAX_SPLITS=splits,
+        MAX_SPLITS=tuning.max_splits,
         REQUESTS=triton.next_power_of_2(requests + 1),
         CHUNK=64,
         num_warps=4,
     )
-    return [WorkList(each, tiles, splits, tile, small=above == 0) for each in items]
+    return [WorkList(each, tiles, slots, tuning.max_splits, tile) for each in items]
 
 
 def paged_attention(query: Tensor, keys: Tensor, values: Tensor, plan: PagedPlan, scale: float) -> Tensor:
@@ -216,11 +226,11 @@ def paged_attention(query: Tensor, keys: Tensor, values: Tensor, plan: PagedPlan
     Returns [tokens, heads, dim], zeros where nothing is seen, as in padding.
     """
     tokens, heads, dim = query.shape
-    kv_heads, shared = keys.shape[1], plan.shape.shared
-    if (tokens, heads) != (plan.tokens, kv_heads * shared):
+    kv_heads, shared = plan.shape.kv_heads, plan.shape.shared
+    if (tokens, heads, keys.shape[1]) != (plan.tokens, kv_heads * shared, kv_heads):
         raise ValueError(
-            f"query is [{tokens}, {heads}, {dim}]; the plan is for {plan.tokens} tokens, and {shared} heads "
-            f"for each of the {kv_heads} KV heads"
+            f"query is [{tokens}, {heads}, {dim}], of {keys.shape[1]} KV heads; the plan is for {plan.tokens} tokens, "
+            f"and {shared} heads for each of {kv_heads} KV heads"
         )
     if query.stride()[1:] != (dim, 1) or not keys.is_contiguous() or not values.is_contiguous():
         raise ValueError("keys, values and each token's query must be contiguous")
@@ -228,12 +238,13 @@ def paged_attention(query: Tensor, keys: Tensor, values: Tensor, plan: PagedPlan
     for work in plan.lists:
         if work.tiles * kv_heads > MAX_COUNTERS.value:
             raise ValueError(f"{work.tiles} tiles of {kv_heads} KV heads; one launch takes {MAX_COUNTERS.value} in all")
-        part_rows = tokens * heads if work.splits > 1 else 0
-        parts = torch.empty(part_rows, work.splits, dim, dtype=torch.float32, device=query.device)
-        weights = torch.empty(part_rows, work.splits, dtype=torch.float32, device=query.device)
-        capacity = work.items.shape[1]
-        tile = work.tile
-        grid = min(capacity * kv_heads, processors(query.device) * tile.per_processor)
+        tile, capacity = work.tile, work.items.shape[1]
+        rows = tile.padded_rows(shared)
+        parts = torch.empty(2 * work.slots, kv_heads, rows, dim, dtype=torch.float32, device=query.device)
+        weights = torch.empty(2 * work.slots, kv_heads, rows, dtype=torch.float32, device=query.device)
+        grid = work.slots * kv_heads
+        if not work.slots:
+            grid = min(capacity * kv_heads, processors(query.device) * tile.per_processor)
         _attention[(grid,)](
             query,
             keys,
@@ -255,10 +266,11 @@ def paged_attention(query: Tensor, keys: Tensor, values: Tensor, plan: PagedPlan
             BLOCK_SIZE=plan.block_size,
             WINDOW=plan.shape.sliding_window or 0,
             SOFTCAP=plan.shape.softcap or 0.0,
-            SMALL=work.small,
-            ROWS=tile.padded_rows(shared),
+            SMALL=work.slots > 0,
+            ROWS=rows,
             KEYS=tile.keys,
             MAX_SPLITS=work.splits,
+            AT_ONCE=LONE_AT_ONCE if plan.tokens <= LONE else AT_ONCE,
             num_warps=tile.warps,
             num_stages=tile.stages,
             maxnreg=tile.registers,
@@ -276,8 +288,8 @@ def _counters(device: torch.device) -> Tensor:
 # Values of every kind come by, and a compilation each would gain nothing.
 @triton.jit(
     do_not_specialize=[
-        "context_stride", "item_stride", "requests", "tokens", "above", "most", "capacity", "table_stride", "longest",
-        "before",
+        "context_stride", "item_stride", "requests", "tokens", "above", "most", "slots", "capacity", "table_stride",
+        "longest", "before",
     ],
     do_not_specialize_on_alignment=["query_starts", "context_lengths"],
 )  # fmt: skip
@@ -292,10 +304,12 @@ def _list_work(
     tokens: tl.tensor,
     above: tl.tensor,
     most: tl.tensor,
+    slots: tl.tensor,
     capacity: tl.tensor,
     table_stride: tl.tensor,
     longest: tl.tensor,
     before: tl.tensor,
+    SMALL: tl.constexpr,
     TILE_QUERIES: tl.constexpr,
     WINDOW: tl.constexpr,
     TREE: tl.constexpr,
@@ -306,8 +320,13 @@ def _list_work(
     REQUESTS: tl.constexpr,
     CHUNK: tl.constexpr,
 ) -> None:
-    """A program per request and step writes its items, if it has more than `above` queries and at most `most`, behind
-    those of the requests before it. The last request is the padding, without a context."""
+    """A program per request and step writes its items, if it has more than `above` queries and at most `most`. The last
+    request is the padding, without a context. Lengths are in KEYS.
+
+    Where SMALL, the items that begin with a slot are the first `slots` ones, in order; the others, each the first part
+    of its tile, lie behind them in the order of the tiles, and each item names the NEXT one of its slot. Else there is
+    one for each tile, in that order.
+    """
     request = tl.program_id(0)
     context_lengths += tl.program_id(1) * context_stride
     items += tl.program_id(1) * item_stride
@@ -316,37 +335,38 @@ def _list_work(
     behind = tl.load(query_starts + every + 1, mask=every < requests, other=tokens)
     queries = tl.where(every <= requests, behind - first_rows, 0)
     contexts = tl.load(context_lengths + every, mask=every < requests, other=0).to(tl.int32)
+    tiles = tl.where((queries > above) & (queries <= most), tl.cdiv(queries, TILE_QUERIES), 0)
     span = contexts  # the keys that a tile sees at most
     if WINDOW > 0:
         span = tl.minimum(span, WINDOW + TILE_QUERIES + KEYS + (MOST_OWN + before if TREE else 0))
-    wanted = tl.minimum(tl.maximum(tl.cdiv(span, SPLIT_TOKENS), 1), MAX_SPLITS)
-    size = tl.maximum(tl.cdiv(span, wanted), 1)
-    # Up to a thirty-second more, so that the parts of a text that grows begin where they did for a while.
-    unit = tl.full([REQUESTS], KEYS, tl.int32)
-    for _ in tl.static_range(16):
-        unit = tl.where(unit * 32 < size, unit * 2, unit)
-    size = tl.cdiv(size, unit) * unit
-    splits = tl.maximum(tl.cdiv(span, size), 1)
-    tiles = tl.where((queries > above) & (queries <= most), tl.cdiv(queries, TILE_QUERIES), 0)
+    length = tl.maximum(tl.cdiv(span, KEYS), 1)
+    all_tiles = tl.sum(tiles)
+    used, limit = all_tiles, capacity  # of the places where programs look for an item
+    size, taken = tl.full([], 1, tl.int32), length
+    if SMALL:
+        real = every < requests
+        size, unit = _slots(tiles, length, real, slots, tl.cdiv(SPLIT_TOKENS, KEYS), MAX_SPLITS, KEYS)
+        taken = tl.where(real, tl.cdiv(length, unit) * unit, 1)  # of the axis
+        used, limit = tl.cdiv(tl.sum(tiles * taken), size), slots
 
     own = every == request
     own_tiles = tl.sum(tl.where(own, tiles, 0))
-    own_splits = tl.sum(tl.where(own, splits, 0))
-    own_size = tl.sum(tl.where(own, size, 0))
+    own_length = tl.sum(tl.where(own, length, 0))
+    own_taken = tl.sum(tl.where(own, taken, 0))
     own_row = tl.sum(tl.where(own, first_rows, 0))
     own_queries = tl.sum(tl.where(own, queries, 0))
     step = tl.sum(tl.where(own, contexts, 0)) - own_queries
     table = tl.load(table_rows + request, mask=request < requests, other=0) * table_stride
-    item = tl.sum(tl.where(every < request, tiles * splits, 0))
     tile_base = tl.sum(tl.where(every < request, tiles, 0))
-    total = tl.sum(tiles * splits)
+    axis_base = tl.sum(tl.where(every < request, tiles * taken, 0))
 
     lane = tl.arange(0, CHUNK)
-    for offset in range(0, own_tiles * own_splits, CHUNK):
-        index = offset + lane
-        inside = index < own_tiles * own_splits
-        tile = own_tiles - 1 - index // own_splits  # the longest first
-        split = index % own_splits
+    most_parts = tl.cdiv(own_length, size) + 1 if SMALL else 1
+    for offset in range(0, own_tiles * most_parts, CHUNK):
+        number = (offset + lane) // most_parts
+        inside = number < own_tiles
+        tile = own_tiles - 1 - number  # the longest first
+        number += tile_base
         first = tile * TILE_QUERIES
         count = tl.minimum(own_queries - first, TILE_QUERIES)
         begin = tl.zeros([CHUNK], tl.int32)
@@ -355,25 +375,71 @@ def _list_work(
             if TREE:  # a token of a tree is at most as deep as it is far behind
                 earliest = step - before + tl.maximum(first - MOST_OWN, 0)
             begin = tl.maximum(earliest - WINDOW + 1, 0) // KEYS * KEYS
-        begin += split * own_size
-        end = tl.minimum(tl.minimum(step + first + count, longest), begin + own_size)
-        if MAX_SPLITS == 1:
-            end = tl.minimum(step + first + count, longest)
+        end = tl.minimum(step + first + count, longest)
+        target = items + number
+        if SMALL:
+            place = axis_base + (number - tile_base) * own_taken
+            first_slot, last_slot = place // size, (place + own_length - 1) // size
+            slot = first_slot + (offset + lane) % most_parts
+            inside = inside & (slot <= last_slot)
+            end = tl.minimum(end, begin + tl.maximum((slot + 1) * size - place, 0) * KEYS)
+            begin += tl.maximum(slot * size - place, 0) * KEYS
+            target = items + tl.where(slot * size >= place, slot, slots + number)
+            # The next tile of the slot, if this one does not fill it.
+            alone = (slot < last_slot) | (place + own_taken >= (slot + 1) * size) | (number == all_tiles - 1)
+            tl.store(target + NEXT * capacity, tl.where(alone, capacity, slots + number + 1), mask=inside)
+            tl.store(target + TILE * capacity, number, mask=inside)
+            tl.store(target + PARTS * capacity, last_slot - first_slot + 1, mask=inside)
+            tl.store(target + PART * capacity, 2 * slot + (slot * size < place), mask=inside)
+            tl.store(target + FIRST_PART * capacity, 2 * first_slot + (first_slot * size < place), mask=inside)
         begin = tl.maximum(begin, FIRST)
-        target = items + item + index
         tl.store(target + ROW * capacity, own_row + first, mask=inside)
         tl.store(target + QUERIES * capacity, count, mask=inside)
         tl.store(target + POSITION * capacity, step + first, mask=inside)
         tl.store(target + BEGIN * capacity, begin, mask=inside)
         tl.store(target + END * capacity, end, mask=inside)
         tl.store(target + TABLE * capacity, table + tl.zeros([CHUNK], tl.int32), mask=inside)
-        tl.store(target + SPLIT * capacity, split, mask=inside)
-        tl.store(target + SPLITS * capacity, own_splits + tl.zeros([CHUNK], tl.int32), mask=inside)
-        tl.store(target + TILE * capacity, tile_base + tile, mask=inside)
         tl.store(target + STEP * capacity, step - before + tl.zeros([CHUNK], tl.int32), mask=inside)
-    for offset in range(total + request * CHUNK, capacity, (requests + 1) * CHUNK):
+    for offset in range(used + request * CHUNK, limit, (requests + 1) * CHUNK):
         unused = offset + lane
-        tl.store(items + QUERIES * capacity + unused, tl.zeros([CHUNK], tl.int32), mask=unused < capacity)
+        tl.store(items + QUERIES * capacity + unused, tl.zeros([CHUNK], tl.int32), mask=unused < limit)
+
+
+@triton.jit
+def _slots(
+    tiles: tl.tensor,
+    length: tl.tensor,
+    real: tl.tensor,
+    slots: tl.tensor,
+    LEAST: tl.constexpr,
+    MAX_SPLITS: tl.constexpr,
+    KEYS: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:
+    """How long each slot is, and of what unit each tile takes a multiple, so that tiles that are alike are cut where it
+    helps and nowhere else. Tiles that are not `real` are padding, and each as long as one."""
+    count = tl.sum(tl.where(real, tiles, 0))
+    whole = tl.sum(tl.where(real, tiles * length, 0))
+    padding = tl.sum(tl.where(real, 0, tiles))
+    longest = tl.maximum(tl.max(tl.where(real & (tiles > 0), length, 0)), 1)
+    # Of a length that lies anywhere, one part more than it is long.
+    least = tl.maximum(tl.cdiv(longest, max(1, MAX_SPLITS - 1)), tl.minimum(LEAST, longest))
+    # To the same for each slot, wherever that cuts.
+    even = tl.maximum(tl.cdiv(whole + padding, slots), least)
+    # Or so that tiles begin with a slot: in as many parts each as there are slots for it, or of a size that leaves all
+    # enough of them. Or whole, and as many to each slot.
+    each = (slots - tl.where(padding > 0, 1, 0)) // tl.maximum(count, 1)
+    if each > 0:
+        unit = tl.cdiv(longest, tl.minimum(tl.minimum(each, MAX_SPLITS), tl.cdiv(longest, LEAST)))
+        spare = slots - count - 1
+        if spare > 0:
+            unit = tl.minimum(unit, tl.maximum(tl.cdiv(whole, spare), least))
+        size = unit
+    else:
+        unit = longest
+        size = tl.cdiv(count, slots) * longest
+    filled = tl.sum(tl.where(real, tiles * tl.cdiv(length, unit) * unit, tiles))
+    fits = (tl.cdiv(filled, size) <= slots) & (size * 16 <= even * 17 + tl.cdiv(CUT_TOKENS, KEYS) * 16)
+    return tl.where(fits, size, even), tl.where(fits, unit, 1)
 
 
 @triton.jit(do_not_specialize=["capacity"])
@@ -402,30 +468,34 @@ def _attention(
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
     MAX_SPLITS: tl.constexpr,
+    AT_ONCE: tl.constexpr,
 ) -> None:
     """`scale` is in units of log2, for exp2."""
     HEADS: tl.constexpr = KV_HEADS * SHARED
     row = tl.arange(0, ROWS)
     column = tl.arange(0, DIM_PADDED)
-    # The first two of each program's items are its own. Of many that are unlike, whoever is ready takes the next one:
-    # in a fixed order the programs that begin with a prompt's longest tiles are the last by a tenth or more.
+    # A slot's items for a KV head. Or, of prompts' tiles, the first two of each program are its own, then whoever is
+    # ready takes the next one: in a fixed order programs that begin with the longest are the last by a tenth or more.
     programs = tl.num_programs(0)
-    work = tl.program_id(0)
-    upcoming = work + programs
+    upcoming = tl.program_id(0) + programs
     taken = counters + MAX_COUNTERS
-    queries, first_row, position, begin, end, table_row, step = _item(items, capacity, work, KV_HEADS)
+    number = tl.program_id(0) // KV_HEADS
+    kv_head = tl.program_id(0) % KV_HEADS
+    queries, first_row, position, begin, end, table_row, step = _item(items, capacity, number)
     block = _blocks(block_tables + table_row, begin, end, BLOCK_SIZE, KEYS)
     while queries > 0:
-        item = items + work // KV_HEADS
-        kv_head = work % KV_HEADS
+        item = items + number
         table = block_tables + table_row
-        work = upcoming
         # Known before it is needed, so that no item begins with waiting for what it is about.
-        following = _item(items, capacity, work, KV_HEADS)
         if SMALL:
-            upcoming += programs
+            next_number, next_head = tl.load(item + NEXT * capacity), kv_head
+            parts_of_tile = tl.load(item + PARTS * capacity)
+            own_part, first_part = tl.load(item + PART * capacity), tl.load(item + FIRST_PART * capacity)
+            counter = counters + tl.load(item + TILE * capacity) * KV_HEADS + kv_head
         else:
+            next_number, next_head = upcoming // KV_HEADS, upcoming % KV_HEADS
             upcoming = 2 * programs + tl.atomic_add(taken, 1, sem="relaxed")
+        following = _item(items, capacity, next_number)
         _, _, _, next_begin, next_end, next_row, _ = following
         next_table = block_tables + next_row
 
@@ -463,26 +533,21 @@ def _attention(
         divisor = tl.where(total > 0, total, 1.0)  # a row that sees nothing is zeros
         result = acc / divisor[:, None]
         target = out + token_head[:, None] * DIM + column[None, :]
-        if MAX_SPLITS == 1:
+        if not SMALL or parts_of_tile == 1:
             tl.store(target, result.to(out.dtype.element_ty), mask=filled)
         else:
-            splits = tl.load(item + SPLITS * capacity)
-            if splits == 1:
-                tl.store(target, result.to(out.dtype.element_ty), mask=filled)
-            else:
-                split = tl.load(item + SPLIT * capacity)
-                part = token_head * MAX_SPLITS + split
-                tl.store(parts + part[:, None] * DIM + column[None, :], result, mask=filled)
-                tl.store(weights + part, top + tl.log2(divisor), mask=live)
-                tl.debug_barrier()  # the whole program's stores come before its sign
-                counter = counters + tl.load(item + TILE * capacity) * KV_HEADS + kv_head
-                if tl.atomic_add(counter, 1, sem="acq_rel") == splits - 1:
-                    tl.store(counter, 0)
-                    _combine(
-                        out, parts, weights, first_row, queries, kv_head, splits,
-                        SHARED, HEADS, DIM, DIM_PADDED, MAX_SPLITS,
-                    )  # fmt: skip
+            part = (own_part.to(tl.int64) * KV_HEADS + kv_head) * ROWS + row
+            tl.store(parts + part[:, None] * DIM + column[None, :], result, mask=filled)
+            tl.store(weights + part, top + tl.log2(divisor), mask=live)
+            tl.debug_barrier()  # the whole program's stores come before its sign
+            if tl.atomic_add(counter, 1, sem="acq_rel") == parts_of_tile - 1:
+                tl.store(counter, 0)
+                _combine(
+                    out, parts, weights, first_row, queries, kv_head, first_part, parts_of_tile,
+                    KV_HEADS, SHARED, DIM, DIM_PADDED, ROWS, MAX_SPLITS, AT_ONCE,
+                )  # fmt: skip
         queries, first_row, position, begin, end, table_row, step = following
+        number, kv_head = next_number, next_head
     if not SMALL:  # noqa: SIM102  # known when it is compiled
         if tl.atomic_add(taken + 1, 1, sem="acq_rel") == programs - 1:  # nobody takes any more
             tl.store(taken, 0)
@@ -491,11 +556,10 @@ def _attention(
 
 @triton.jit
 def _item(
-    items: tl.tensor, capacity: tl.tensor, work: tl.tensor, KV_HEADS: tl.constexpr
+    items: tl.tensor, capacity: tl.tensor, number: tl.tensor
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """Queries, first row, position, begin, end, table and step; nothing from 0 to 0 behind the last item."""
-    item = items + work // KV_HEADS
-    there = work < capacity * KV_HEADS
+    """Queries, first row, position, begin, end, table and step; nothing from 0 to 0 if there is none."""
+    item, there = items + number, number < capacity
     queries = tl.load(item + QUERIES * capacity, mask=there, other=0)
     return (
         queries,
@@ -624,38 +688,50 @@ def _combine(
     first_row: tl.tensor,
     queries: tl.tensor,
     kv_head: tl.tensor,
-    splits: tl.tensor,
+    first_part: tl.tensor,
+    count: tl.tensor,
+    KV_HEADS: tl.constexpr,
     SHARED: tl.constexpr,
-    HEADS: tl.constexpr,
     DIM: tl.constexpr,
     DIM_PADDED: tl.constexpr,
+    ROWS: tl.constexpr,
     MAX_SPLITS: tl.constexpr,
+    AT_ONCE: tl.constexpr,
 ) -> None:
-    """The tile's rows from their parts, a few rows at once, all of their parts together."""
-    SPLITS_PADDED: tl.constexpr = triton.next_power_of_2(MAX_SPLITS)
-    GROUP: tl.constexpr = max(1, min(8, 16384 // (SPLITS_PADDED * DIM_PADDED)))
+    """The tile's rows from its `count` parts, a few of both at once. Behind the first they are those that begin with
+    the slots that follow."""
+    GROUP: tl.constexpr = max(1, min(8, 16384 // (AT_ONCE * DIM_PADDED)))
     column = tl.arange(0, DIM_PADDED)
-    split = tl.arange(0, SPLITS_PADDED)
     for offset in range(0, queries * SHARED, GROUP):
         row = offset + tl.arange(0, GROUP)
         live = row < queries * SHARED
-        token_head = (first_row + row // SHARED).to(tl.int64) * HEADS + kv_head * SHARED + row % SHARED
-        part = token_head[:, None] * MAX_SPLITS + split[None, :]
-        there = live[:, None] & (split < splits)[None, :]
-        # Past the first-level cache, which other processors' stores do not reach.
-        weight = tl.load(weights + part, mask=there, other=float("-inf"), cache_modifier=".cg")
-        values = tl.load(
-            parts + part[:, :, None] * DIM + column[None, None, :],
-            mask=there[:, :, None] & (column < DIM)[None, None, :],
-            other=0.0,
-            cache_modifier=".cg",
-        )
-        top = tl.max(weight, axis=1)
-        share = tl.exp2(weight - tl.where(top == float("-inf"), 0.0, top)[:, None])
-        total = tl.sum(share, axis=1)
-        result = tl.sum(values * share[:, :, None], axis=1) / tl.where(total > 0, total, 1.0)[:, None]
+        top = tl.full([GROUP], float("-inf"), tl.float32)
+        total = tl.zeros([GROUP], tl.float32)
+        acc = tl.zeros([GROUP, DIM_PADDED], tl.float32)
+        until = count if AT_ONCE < MAX_SPLITS else 1  # else once, which the compiler knows
+        for behind in range(0, until, AT_ONCE):
+            number = behind + tl.arange(0, AT_ONCE)
+            part = tl.where(number == 0, first_part, (first_part // 2 + number) * 2).to(tl.int64)
+            place = ((part * KV_HEADS + kv_head) * ROWS)[None, :] + row[:, None]
+            there = live[:, None] & (number < count)[None, :]
+            # Past the first-level cache, which other processors' stores do not reach.
+            weight = tl.load(weights + place, mask=there, other=float("-inf"), cache_modifier=".cg")
+            values = tl.load(
+                parts + place[:, :, None] * DIM + column[None, None, :],
+                mask=there[:, :, None] & (column < DIM)[None, None, :],
+                other=0.0,
+                cache_modifier=".cg",
+            )
+            higher = tl.maximum(top, tl.max(weight, axis=1))
+            finite = tl.where(higher == float("-inf"), 0.0, higher)
+            share = tl.exp2(weight - finite[:, None])
+            fade = tl.exp2(top - finite)
+            total = total * fade + tl.sum(share, axis=1)
+            acc = acc * fade[:, None] + tl.sum(values * share[:, :, None], axis=1)
+            top = higher
+        token_head = (first_row + row // SHARED).to(tl.int64) * (KV_HEADS * SHARED) + kv_head * SHARED + row % SHARED
         tl.store(
             out + token_head[:, None] * DIM + column[None, :],
-            result.to(out.dtype.element_ty),
+            (acc / tl.where(total > 0, total, 1.0)[:, None]).to(out.dtype.element_ty),
             mask=live[:, None] & (column < DIM)[None, :],
         )

@@ -24,6 +24,7 @@ REGISTERS, MOST_REGISTERS = 1 << 16, 255  # of a processor, and of a thread, on 
 class AttentionShape:
     """What a plan must know of the model."""
 
+    kv_heads: int
     shared: int  # query heads per KV head, packed as more queries of one head
     sliding_window: int | None
     dtype: torch.dtype
@@ -79,9 +80,9 @@ class Tile:
 @dataclass(frozen=True, slots=True)
 class Tuning:
     """Requests of up to `small_queries` queries take the small tile, or, in steps without any of more than two, the
-    narrow one, and their contexts are split: into a part for each `split_tokens`, at most `max_splits`, all of about
-    the same size. What has the same tile and is split the same way has the same result to the bit, whatever else is in
-    the batch."""
+    narrow one, and their contexts are split, where that keeps programs busy, into parts of `split_tokens` or more and
+    a `max_splits`th of the longest. Where others in the batch change how a context is split, its result may change in
+    the last bit."""
 
     narrow: Tile
     small: Tile
@@ -97,9 +98,9 @@ class WorkList:
 
     items: Tensor  # [fields, capacity] int32, by kernels/attention.py
     tiles: int  # at most
+    slots: int  # that few queries' contexts are divided among, each for a program of each KV head; 0: none is split
     splits: int  # a tile's, at most
     tile: Tile
-    small: bool
 
 
 @dataclass(frozen=True, slots=True)

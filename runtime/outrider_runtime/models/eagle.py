@@ -46,7 +46,7 @@ class EagleHead(Weighted):
         self.token_ids: Tensor | None = None  # [rows of the head] int64; None: they are the first ones in order
         self.rope = RotaryEmbedding(config, device)
         shared = config.num_heads // config.num_kv_heads
-        self.attention_shape = AttentionShape(shared, config.sliding_window, dtype, first=1)
+        self.attention_shape = AttentionShape(config.num_kv_heads, shared, config.sliding_window, dtype, first=1)
         self._target: list[CausalLM] = []  # in a list: it is no part of this module
 
     def attach(self, target: CausalLM, tokens: int) -> None:

@@ -38,6 +38,7 @@ class GenericForCausalLM(CausalLM):
         super().__init__(config, dtype, device)
         asked = _examined(json.dumps(config.transformers)).layers
         self.attention_shape = AttentionShape(
+            config.num_kv_heads,
             config.num_heads // config.num_kv_heads,
             config.sliding_window,
             dtype,

@@ -32,7 +32,9 @@ class LlamaForCausalLM(CausalLM):
             else Embedding(config.vocab_size, config.hidden_size, dtype, device)
         )
         self.rope = RotaryEmbedding(config, device)
-        self.attention_shape = AttentionShape(config.num_heads // config.num_kv_heads, config.sliding_window, dtype)
+        self.attention_shape = AttentionShape(
+            config.num_kv_heads, config.num_heads // config.num_kv_heads, config.sliding_window, dtype
+        )
         self._tapped: dict[int, list[Tensor]] = {}
 
     @torch.inference_mode()

@@ -9,7 +9,9 @@ from outrider_runtime.sampling.table import Layout
 # What CUDA keeps beside tensors once a device is in use: the kernels' code, cuBLAS's workspace (32 MiB on Hopper) and
 # the nodes of hundreds of graphs.
 CUDA_OVERHEAD = 750_000_000
-ATTENTION_PARTS = 4  # that a wide batch's contexts are split into at most, in float32 (kernels/attention.py)
+# In float32: of each program that attends for few queries, two parts of contexts that are split (kernels/attention.py).
+# 160 processors are more than any GPU has, and each has programs for 128 rows of queries.
+ATTENTION_ROWS = 160 * 128 * 2
 SAMPLED_AT_ONCE = 1 << 24, 8  # logits that the whole pipeline works on, and bytes for each (kernels/sampling.py)
 CPU_SAMPLED_AT_ONCE = 1 << 23, 48  # the same in torch, with all its temporaries (sampling/pipeline.py)
 
@@ -60,8 +62,8 @@ def _body(config: EngineConfig, model: ModelConfig, itemsize: int) -> int:
     elements += 2 * attention + 2 * model.num_kv_heads * model.head_dim
     if model.head is not None:
         elements += 3 * model.hidden_size  # its pairs, and what it begins with
-    parts = 4 * ATTENTION_PARTS * attention if config.device == "cuda" else 0
-    return config.scheduler.max_batched_tokens * (elements * itemsize + parts)
+    parts = 4 * ATTENTION_ROWS * model.head_dim if config.device == "cuda" else 0
+    return config.scheduler.max_batched_tokens * elements * itemsize + parts
 
 
 def _head(config: EngineConfig, model: ModelConfig, rows: int, itemsize: int) -> int:

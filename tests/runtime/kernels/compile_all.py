@@ -103,7 +103,7 @@ def attend(
         ints(SLOTS, WIDTH // 16),
         tokens=TOKENS,
         block_size=16,
-        shape=AttentionShape(4, window, dtype, softcap=softcap),
+        shape=AttentionShape(8, 4, window, dtype, softcap=softcap),
         dim=dim,
         small=small,
         narrow=narrow,

@@ -63,7 +63,7 @@ def make_case(
     return Case(
         list(spans),
         block_size,
-        AttentionShape(shared, window, dtype, softcap=softcap, first=first),
+        AttentionShape(kv_heads, shared, window, dtype, softcap=softcap, first=first),
         query,
         keys,
         values,

@@ -1,13 +1,15 @@
-"""The kernel computes each request's attention alone, as float64 does, whatever shares its batch."""
+"""The kernel computes each request's attention as float64 does, whatever shares its batch and its programs."""
 
 from __future__ import annotations
 
 import random
+from collections import defaultdict
 from dataclasses import replace
+from itertools import chain, pairwise
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.runtime.kernels.paged import attended, expected, make_case, planned
 from tests.runtime.trees import mask, random_tree
@@ -68,15 +70,108 @@ def test_in_half_precision():  # not in bfloat16, whose products the interpreter
     assert check(case, tolerance=3e-3).dtype == torch.float16
 
 
-def test_a_long_context_is_at_most_as_many_parts_as_agreed_all_of_one_size():
-    case = make_case([(1, 1000), (1, 1030), (1, 3), (1, 64)])
-    plan = planned(case, small=True, tuning=TUNING)
-    (work,) = plan.lists
-    used = work.items[:, work.items[attention.QUERIES.value] > 0]
-    parts = used[[attention.BEGIN.value, attention.END.value]].T.tolist()
-    assert parts[:4] == [[0, 256], [256, 512], [512, 768], [768, 1000]]
-    assert parts[4:8] == [[0, 272], [272, 544], [544, 816], [816, 1030]]  # not 512 twice and a few
-    assert parts[8:] == [[0, 3], [0, 32], [32, 64]]
+FIELDS = ("ROW", "QUERIES", "POSITION", "BEGIN", "END", "TABLE", "STEP", "TILE", "PARTS", "PART", "FIRST_PART")
+
+
+def walked(work):
+    """Of each slot the items that its programs come by, as dicts."""
+    slots = []
+    for number in range(work.slots):
+        slots.append([])
+        while number < work.items.shape[1]:
+            item = {field: int(work.items[getattr(attention, field).value, number]) for field in FIELDS}
+            if not item["QUERIES"]:
+                break
+            slots[-1].append(item)
+            number = int(work.items[attention.NEXT.value, number])
+    return slots
+
+
+def parts_of(work):
+    """Of each tile, its parts in order, as what each is of its text."""
+    tiles = defaultdict(list)
+    for item in chain.from_iterable(walked(work)):
+        tiles[item["TILE"]].append((item["BEGIN"], item["END"]))
+    return [sorted(tiles[tile]) for tile in sorted(tiles)]
+
+
+def divided(monkeypatch, contexts, *, queries=1, batch=None, processors=132):
+    """The work list for eight KV heads and these contexts, as a model of 128 a head has it in a batch of that many
+    tokens."""
+    monkeypatch.setattr(attention, "processors", lambda device: processors)
+    case = make_case([(queries, context) for context in contexts], kv_heads=8, shared=4, dim=8)
+    tuning = attention.tuning_for(torch.bfloat16, 128, batch or len(case.query), single=queries == 1)
+    (work,) = planned(case, small=True, narrow=queries == 1, tuning=tuning).lists
+    return work
+
+
+@pytest.mark.parametrize("queries", [1, 5])
+@pytest.mark.parametrize("each", [1, 2])
+def test_texts_of_about_one_length_are_read_whole_where_that_leaves_few_programs_idle(monkeypatch, queries, each):
+    contexts = [2100 + index for index in range(8 * each)]
+    work = divided(monkeypatch, contexts, queries=queries, batch=320, processors=17)  # 68 programs, eight slots
+    assert parts_of(work) == [[(0, context)] for context in contexts]
+    assert [len(items) for items in walked(work)] == [each] * 8
+
+
+@pytest.mark.parametrize(("context", "parts"), [(31, 1), (384, 12), (4096, 16), (4224, 15)])
+def test_a_lone_text_is_read_by_as_many_programs_as_gain_by_it(monkeypatch, context, parts):
+    (found,) = parts_of(divided(monkeypatch, [context]))
+    sizes = [end - begin for begin, end in found]
+    assert len(found) == parts
+    assert len(set(sizes[:-1])) <= 1
+    assert sizes[-1] <= sizes[0]
+
+
+def test_a_long_text_beside_short_ones_is_read_by_many_programs(monkeypatch):
+    *short, long = parts_of(divided(monkeypatch, [300] * 15 + [8192], batch=320))
+    assert len(long) in (15, 16)
+    assert sum(len(parts) == 1 for parts in short) > 5
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    spans=st.lists(st.tuples(st.integers(0, 20), st.integers(0, 900)), min_size=1, max_size=8),
+    padding=st.integers(0, 40),
+    programs=st.integers(1, 40),
+    window=st.sampled_from([None, None, 200]),
+)
+def test_every_key_is_read_once_and_by_programs_that_have_about_as_many(monkeypatch, spans, padding, programs, window):
+    monkeypatch.setattr(attention, "processors", lambda device: programs)
+    spans = [(queries, queries + before) for queries, before in spans]
+    case = make_case(spans, kv_heads=1, padding=padding + (not any(queries for queries, _ in spans)), window=window)
+    (work,) = planned(case, small=True, tuning=TUNING).lists
+    slots, keys, most = walked(work), SMALL.keys, TUNING.max_splits
+    items = list(chain.from_iterable(slots))
+    parts = [item["PART"] for item in items if item["PARTS"] > 1]
+    assert len(set(parts)) == len(parts)
+    assert all(0 <= part < 2 * work.slots for part in parts)
+    tiles = defaultdict(list)
+    for item in items:
+        tiles[item["TILE"]].append(item)
+    rows = []
+    for tile, own in sorted(tiles.items()):
+        assert tile < work.tiles
+        (row, queries, position, count, first), *others = {
+            tuple(item[field] for field in ("ROW", "QUERIES", "POSITION", "PARTS", "FIRST_PART")) for item in own
+        }
+        assert not others
+        assert count == len(own) <= most
+        rows += range(row, row + queries)
+        assert [item["PART"] for item in own] == [
+            first,
+            *((first // 2 + 1 + number) * 2 for number in range(count - 1)),
+        ]
+        assert own[0]["BEGIN"] == (0 if window is None else max(position - window + 1, 0) // keys * keys)
+        for part, following in pairwise(own):  # where a window ends early, the last of them may be empty
+            assert part["END"] == min(following["BEGIN"], position + queries)
+        assert own[-1]["END"] == position + queries
+    assert sorted(rows) == list(range(len(case.query)))
+    lengths = [sum(-(-(part["END"] - part["BEGIN"]) // keys) or 1 for part in slot) for slot in slots]
+    longest = max((-(-context // keys) for queries, context in spans if queries), default=1)
+    if window is None:  # else a tile may see less than is taken for it
+        even = max(-(-sum(lengths) // work.slots), -(-longest // (most - 1)), min(TUNING.split_tokens // keys, longest))
+        assert max(lengths) <= even * 17 / 16 + -(-attention.CUT_TOKENS.value // keys)
 
 
 @pytest.mark.parametrize("window", [None, 20])
@@ -89,24 +184,8 @@ def test_decodes_planned_together_are_each_planned_as_alone(window):
     for plan, alone in zip(together, contexts, strict=True):
         expected = attention.plan_paged(starts, alone, **tables, **of, tokens=4, small=True, narrow=True)
         (ours,), (theirs,) = plan.lists, expected.lists
-        used = theirs.items[attention.QUERIES.value] > 0
-        assert torch.equal(ours.items[attention.QUERIES.value] > 0, used)
-        assert torch.equal(ours.items[:, used], theirs.items[:, used])
-        assert (ours.tiles, ours.splits, ours.tile) == (theirs.tiles, theirs.splits, theirs.tile)
-
-
-def test_no_other_request_changes_a_bit_of_the_result():
-    spans = [(1, 70), (8, 20)]
-    together = make_case(spans)
-    whole = attended(together, planned(together, small=False, tuning=TUNING))
-    for index, (start, end) in enumerate(zip(together.starts, together.starts[1:], strict=False)):
-        alone = replace(
-            together,
-            spans=[spans[index]],
-            query=together.query[start:end],
-            table_rows=together.table_rows[index : index + 1],
-        )
-        assert torch.equal(attended(alone, planned(alone, small=False, tuning=TUNING)), whole[start:end])
+        assert walked(ours) == walked(theirs)
+        assert (ours.tiles, ours.slots, ours.tile) == (theirs.tiles, theirs.slots, theirs.tile)
 
 
 def test_a_token_is_verified_to_the_bit_as_it_is_decoded():
@@ -176,7 +255,9 @@ def test_queries_may_lie_between_keys_and_values():
 def test_what_the_plan_is_not_for_is_refused():
     case = make_case([(3, 50)])
     plan = planned(case, small=True, tuning=TUNING)
-    with pytest.raises(ValueError, match=r"query is \[2, 4, 16\]; the plan is for 3 tokens, and 2 heads"):
+    with pytest.raises(
+        ValueError, match=r"query is \[2, 4, 16\], of 2 KV heads; the plan is for 3 tokens, and 2 heads"
+    ):
         attended(replace(case, query=case.query[:2]), plan)
     with pytest.raises(ValueError, match="contiguous"):
         attended(replace(case, query=case.query.transpose(0, 1).contiguous().transpose(0, 1)), plan)

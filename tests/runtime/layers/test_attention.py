@@ -48,7 +48,9 @@ def test_whatever_the_lengths(spans, block_size, window, softcap, seed):
     members = []
     for (length, start), count in zip(spans, counts, strict=True):
         members.append(Span([0] * length, start, [order.pop() for _ in range(count)]))
-    batch = make_batch(members, block_size, "cpu", AttentionShape(SHARED, window, torch.float32, softcap=softcap))
+    batch = make_batch(
+        members, block_size, "cpu", AttentionShape(KV_HEADS, SHARED, window, torch.float32, softcap=softcap)
+    )
     query = torch.randn(len(batch.positions), KV_HEADS * SHARED, DIM, generator=generator)
     attended = attend(query, *arrays, batch.attention, DIM**-0.5)
     parts = zip(
@@ -61,7 +63,7 @@ def test_whatever_the_lengths(spans, block_size, window, softcap, seed):
 
 
 def test_what_lies_at_an_empty_first_position_is_never_read():
-    shape = AttentionShape(SHARED, None, torch.float32, first=1)
+    shape = AttentionShape(KV_HEADS, SHARED, None, torch.float32, first=1)
     batch = make_batch([Span([5, 6, 7], 3, [3, 2]), Span([8], 1, [1])], 4, "cpu", shape)
     arrays = torch.randn(2, 16, KV_HEADS, DIM)
     query = torch.randn(4, KV_HEADS * SHARED, DIM)
@@ -74,7 +76,7 @@ def test_what_lies_at_an_empty_first_position_is_never_read():
 
 
 def test_slots_follow_the_block_table():
-    shape = AttentionShape(SHARED, None, torch.float32)
+    shape = AttentionShape(KV_HEADS, SHARED, None, torch.float32)
     batch = make_batch([Span([5, 6, 7], 3, [9, 2]), Span([8], 0, [4])], 4, "cpu", shape)
     assert batch.token_ids.tolist() == [5, 6, 7, 8]
     assert batch.positions.tolist() == [3, 4, 5, 0]
