@@ -481,22 +481,22 @@ def _attention(
     taken = counters + MAX_COUNTERS
     number = tl.program_id(0) // KV_HEADS
     kv_head = tl.program_id(0) % KV_HEADS
-    queries, first_row, position, begin, end, table_row, step = _item(items, capacity, number)
+    queries, first_row, position, begin, end, table_row, step, behind = _item(items, capacity, number)
     block = _blocks(block_tables + table_row, begin, end, BLOCK_SIZE, KEYS)
     while queries > 0:
         item = items + number
         table = block_tables + table_row
         # Known before it is needed, so that no item begins with waiting for what it is about.
         if SMALL:
-            next_number, next_head = tl.load(item + NEXT * capacity), kv_head
+            next_number, next_head = behind, kv_head
             parts_of_tile = tl.load(item + PARTS * capacity)
             own_part, first_part = tl.load(item + PART * capacity), tl.load(item + FIRST_PART * capacity)
-            counter = counters + tl.load(item + TILE * capacity) * KV_HEADS + kv_head
+            tile_number = tl.load(item + TILE * capacity)
         else:
             next_number, next_head = upcoming // KV_HEADS, upcoming % KV_HEADS
             upcoming = 2 * programs + tl.atomic_add(taken, 1, sem="relaxed")
         following = _item(items, capacity, next_number)
-        _, _, _, next_begin, next_end, next_row, _ = following
+        _, _, _, next_begin, next_end, next_row, _, _ = following
         next_table = block_tables + next_row
 
         live = row < queries * SHARED
@@ -540,13 +540,14 @@ def _attention(
             tl.store(parts + part[:, None] * DIM + column[None, :], result, mask=filled)
             tl.store(weights + part, top + tl.log2(divisor), mask=live)
             tl.debug_barrier()  # the whole program's stores come before its sign
+            counter = counters + tile_number * KV_HEADS + kv_head
             if tl.atomic_add(counter, 1, sem="acq_rel") == parts_of_tile - 1:
                 tl.store(counter, 0)
                 _combine(
                     out, parts, weights, first_row, queries, kv_head, first_part, parts_of_tile,
                     KV_HEADS, SHARED, DIM, DIM_PADDED, ROWS, MAX_SPLITS, AT_ONCE,
                 )  # fmt: skip
-        queries, first_row, position, begin, end, table_row, step = following
+        queries, first_row, position, begin, end, table_row, step, behind = following
         number, kv_head = next_number, next_head
     if not SMALL:  # noqa: SIM102  # known when it is compiled
         if tl.atomic_add(taken + 1, 1, sem="acq_rel") == programs - 1:  # nobody takes any more
@@ -557,8 +558,8 @@ def _attention(
 @triton.jit
 def _item(
     items: tl.tensor, capacity: tl.tensor, number: tl.tensor
-) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """Queries, first row, position, begin, end, table and step; nothing from 0 to 0 if there is none."""
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    """Queries, first row, position, begin, end, table, step and the next one; nothing from 0 to 0 if there is none."""
     item, there = items + number, number < capacity
     queries = tl.load(item + QUERIES * capacity, mask=there, other=0)
     return (
@@ -569,6 +570,7 @@ def _item(
         tl.where(queries > 0, tl.load(item + END * capacity, mask=there, other=0), 0),
         tl.load(item + TABLE * capacity, mask=there, other=0),
         tl.load(item + STEP * capacity, mask=there, other=0),
+        tl.load(item + NEXT * capacity, mask=there, other=0),
     )
 
 
