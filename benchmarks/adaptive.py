@@ -431,6 +431,7 @@ def make_site(options: Namespace, pair: str, target: LlamaForCausalLM, circle: C
         max_batched_tokens=options.max_batched_tokens,
         accepted_length=None,
         acceptance=None,
+        cached_prompts=False,
         tree_top_k=None,
         temperature=0.0,
         adaptive=True,

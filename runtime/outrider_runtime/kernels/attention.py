@@ -6,7 +6,7 @@ queries against a part of its context, for one KV head; the query heads that sha
 Few queries are a matter of reading the KV, so each program is to read as much of it as any other, whatever the lengths
 of the texts: their tiles lie one behind the other on an axis of keys, which is cut into a slot for each program of a KV
 head. A tile that lies in several slots is computed in as many parts, combined by the program that ends last. (Stream-K,
-Osama et al. 2023, as LeanAttention, Sanovar et al. 2024, does it; that cuts only where it gains, it does not.)
+Osama et al. 2023, as in LeanAttention, Sanovar et al. 2024, but that texts alike are not cut where it gains nothing.)
 """
 
 from __future__ import annotations
@@ -24,14 +24,13 @@ from outrider_runtime.kernels.limits import padded, processors, shared_memory
 from outrider_runtime.layers.attention import AttentionShape, PagedPlan, Tile, Tuning, WorkList
 
 MAX_COUNTERS = tl.constexpr(1 << 16)  # (tile, KV head) pairs of one launch
-MOST_TOKENS = 1 << 16  # of a batch
 LONE = 8  # tokens of a batch that leaves most processors without work: what counts is how soon a part is done
 WIDE = 192  # of one that keeps them busy with more and smaller tiles
-SPLIT_TOKENS = 512  # least tokens of a part
+SPLIT_TOKENS = 512  # of a context, the fewest of a part
 LONE_SPLIT_TOKENS = 32
 FEW_SPLIT_TOKENS = 64  # of a few requests, a token each
-MAX_SPLITS = 16
-LONE_AT_ONCE, AT_ONCE = 16, 4  # parts that are combined at once; a power of two
+MAX_SPLITS = 16  # the most parts of a context
+LONE_AT_ONCE, AT_ONCE = 16, 4  # parts that are combined at once, powers of two
 CUT_TOKENS = tl.constexpr(128)  # to be cut and combined costs a tile about as much as so many of its tokens
 LOG2_E = tl.constexpr(1.4426950408889634)
 MOST_OWN = tl.constexpr(64)  # tokens of a tree: a bit each
@@ -421,7 +420,7 @@ def _slots(
     whole = tl.sum(tl.where(real, tiles * length, 0))
     padding = tl.sum(tl.where(real, 0, tiles))
     longest = tl.maximum(tl.max(tl.where(real & (tiles > 0), length, 0)), 1)
-    # Of a length that lies anywhere, one part more than it is long.
+    # A tile that begins in the middle of a slot lies in one more of them.
     least = tl.maximum(tl.cdiv(longest, max(1, MAX_SPLITS - 1)), tl.minimum(LEAST, longest))
     # To the same for each slot, wherever that cuts.
     even = tl.maximum(tl.cdiv(whole + padding, slots), least)
