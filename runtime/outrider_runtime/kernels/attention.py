@@ -23,7 +23,7 @@ from outrider_runtime.kernels.compiling import kept_zeros
 from outrider_runtime.kernels.limits import padded, processors, shared_memory
 from outrider_runtime.layers.attention import AttentionShape, PagedPlan, Tile, Tuning, WorkList
 
-MAX_COUNTERS = tl.constexpr(1 << 16)  # (tile, KV head) pairs of one launch
+MAX_COUNTERS = tl.constexpr(1 << 14)  # of a launch: two for each program, of which no GPU has so many
 LONE = 8  # tokens of a batch that leaves most processors without work: what counts is how soon a part is done
 WIDE = 192  # of one that keeps them busy with more and smaller tiles
 SPLIT_TOKENS = 512  # of a context, the fewest of a part
@@ -34,10 +34,8 @@ LONE_AT_ONCE, AT_ONCE = 16, 4  # parts that are combined at once, powers of two
 CUT_TOKENS = tl.constexpr(128)  # to be cut and combined costs a tile about as much as so many of its tokens
 LOG2_E = tl.constexpr(1.4426950408889634)
 MOST_OWN = tl.constexpr(64)  # tokens of a tree: a bit each
-FIELDS = 12  # of a work item, each a row of WorkList.items
-ROW, QUERIES, POSITION, BEGIN, END, TABLE, STEP, NEXT, TILE, PARTS, PART, FIRST_PART = (
-    tl.constexpr(field) for field in range(FIELDS)
-)
+FIELDS = 10  # of a work item, each a row of WorkList.items
+ROW, QUERIES, POSITION, BEGIN, END, TABLE, STEP, NEXT, PARTS, FIRST = (tl.constexpr(field) for field in range(FIELDS))
 
 
 def tuning_for(dtype: torch.dtype, dim: int, tokens: int, *, mixed: bool = False, single: bool = False) -> Tuning:
@@ -208,7 +206,7 @@ def _work_lists(
         TILE_QUERIES=queries,
         WINDOW=shape.sliding_window or 0,
         TREE=tree,
-        FIRST=shape.first,
+        FIRST_POSITION=shape.first,
         KEYS=tile.keys,
         SPLIT_TOKENS=tuning.split_tokens,
         MAX_SPLITS=tuning.max_splits,
@@ -216,7 +214,7 @@ def _work_lists(
         CHUNK=64,
         num_warps=4,
     )
-    return [WorkList(each, tiles, slots, tuning.max_splits, tile) for each in items]
+    return [WorkList(each, slots, tuning.max_splits, tile) for each in items]
 
 
 def paged_attention(query: Tensor, keys: Tensor, values: Tensor, plan: PagedPlan, scale: float) -> Tensor:
@@ -235,8 +233,6 @@ def paged_attention(query: Tensor, keys: Tensor, values: Tensor, plan: PagedPlan
         raise ValueError("keys, values and each token's query must be contiguous")
     out = torch.empty(tokens, heads, dim, dtype=query.dtype, device=query.device)
     for work in plan.lists:
-        if work.tiles * kv_heads > MAX_COUNTERS.value:
-            raise ValueError(f"{work.tiles} tiles of {kv_heads} KV heads; one launch takes {MAX_COUNTERS.value} in all")
         tile, capacity = work.tile, work.items.shape[1]
         rows = tile.padded_rows(shared)
         parts = torch.empty(2 * work.slots, kv_heads, rows, dim, dtype=torch.float32, device=query.device)
@@ -279,8 +275,8 @@ def paged_attention(query: Tensor, keys: Tensor, values: Tensor, plan: PagedPlan
 
 @cache
 def _counters(device: torch.device) -> Tensor:
-    """How many parts of a tile are done, then how many items were taken and how many programs have ended. The last
-    program to add to one sets it back to zero."""
+    """How many parts of a tile are done, by its first part and KV head; then how many items were taken, and how many
+    programs have ended. The last program to add to one sets it back to zero."""
     return kept_zeros(MAX_COUNTERS.value + 2, device)
 
 
@@ -312,7 +308,7 @@ def _list_work(
     TILE_QUERIES: tl.constexpr,
     WINDOW: tl.constexpr,
     TREE: tl.constexpr,
-    FIRST: tl.constexpr,
+    FIRST_POSITION: tl.constexpr,
     KEYS: tl.constexpr,
     SPLIT_TOKENS: tl.constexpr,
     MAX_SPLITS: tl.constexpr,
@@ -323,8 +319,9 @@ def _list_work(
     request is the padding, without a context. Lengths are in KEYS.
 
     Where SMALL, the items that begin with a slot are the first `slots` ones, in order; the others, each the first part
-    of its tile, lie behind them in the order of the tiles, and each item names the NEXT one of its slot. Else there is
-    one for each tile, in that order.
+    of its tile, lie behind them in the order of the tiles, and each item names the NEXT one of its slot. A slot has two
+    parts of tiles at most, the item that begins with it and its last one: their numbers are twice the slot's, and one
+    more. Else there is an item for each tile, in that order.
     """
     request = tl.program_id(0)
     context_lengths += tl.program_id(1) * context_stride
@@ -387,11 +384,9 @@ def _list_work(
             # The next tile of the slot, if this one does not fill it.
             alone = (slot < last_slot) | (place + own_taken >= (slot + 1) * size) | (number == all_tiles - 1)
             tl.store(target + NEXT * capacity, tl.where(alone, capacity, slots + number + 1), mask=inside)
-            tl.store(target + TILE * capacity, number, mask=inside)
             tl.store(target + PARTS * capacity, last_slot - first_slot + 1, mask=inside)
-            tl.store(target + PART * capacity, 2 * slot + (slot * size < place), mask=inside)
-            tl.store(target + FIRST_PART * capacity, 2 * first_slot + (first_slot * size < place), mask=inside)
-        begin = tl.maximum(begin, FIRST)
+            tl.store(target + FIRST * capacity, 2 * first_slot + (first_slot * size < place), mask=inside)
+        begin = tl.maximum(begin, FIRST_POSITION)
         tl.store(target + ROW * capacity, own_row + first, mask=inside)
         tl.store(target + QUERIES * capacity, count, mask=inside)
         tl.store(target + POSITION * capacity, step + first, mask=inside)
@@ -478,24 +473,20 @@ def _attention(
     programs = tl.num_programs(0)
     upcoming = tl.program_id(0) + programs
     taken = counters + MAX_COUNTERS
-    number = tl.program_id(0) // KV_HEADS
-    kv_head = tl.program_id(0) % KV_HEADS
-    queries, first_row, position, begin, end, table_row, step, behind = _item(items, capacity, number)
+    slot = tl.program_id(0) // KV_HEADS
+    number, kv_head = slot, tl.program_id(0) % KV_HEADS
+    queries, first_row, position, begin, end, table_row, step, behind, count, first = _item(items, capacity, number)
     block = _blocks(block_tables + table_row, begin, end, BLOCK_SIZE, KEYS)
     while queries > 0:
-        item = items + number
         table = block_tables + table_row
         # Known before it is needed, so that no item begins with waiting for what it is about.
         if SMALL:
             next_number, next_head = behind, kv_head
-            parts_of_tile = tl.load(item + PARTS * capacity)
-            own_part, first_part = tl.load(item + PART * capacity), tl.load(item + FIRST_PART * capacity)
-            tile_number = tl.load(item + TILE * capacity)
         else:
             next_number, next_head = upcoming // KV_HEADS, upcoming % KV_HEADS
             upcoming = 2 * programs + tl.atomic_add(taken, 1, sem="relaxed")
         following = _item(items, capacity, next_number)
-        _, _, _, next_begin, next_end, next_row, _, _ = following
+        _, _, _, next_begin, next_end, next_row, _, _, _, _ = following
         next_table = block_tables + next_row
 
         live = row < queries * SHARED
@@ -532,21 +523,22 @@ def _attention(
         divisor = tl.where(total > 0, total, 1.0)  # a row that sees nothing is zeros
         result = acc / divisor[:, None]
         target = out + token_head[:, None] * DIM + column[None, :]
-        if not SMALL or parts_of_tile == 1:
+        if not SMALL or count == 1:
             tl.store(target, result.to(out.dtype.element_ty), mask=filled)
         else:
-            part = (own_part.to(tl.int64) * KV_HEADS + kv_head) * ROWS + row
+            own = 2 * slot + tl.where(number == slot, 0, 1)
+            part = (own.to(tl.int64) * KV_HEADS + kv_head) * ROWS + row
             tl.store(parts + part[:, None] * DIM + column[None, :], result, mask=filled)
             tl.store(weights + part, top + tl.log2(divisor), mask=live)
             tl.debug_barrier()  # the whole program's stores come before its sign
-            counter = counters + tile_number * KV_HEADS + kv_head
-            if tl.atomic_add(counter, 1, sem="acq_rel") == parts_of_tile - 1:
+            counter = counters + first * KV_HEADS + kv_head
+            if tl.atomic_add(counter, 1, sem="acq_rel") == count - 1:
                 tl.store(counter, 0)
                 _combine(
-                    out, parts, weights, first_row, queries, kv_head, first_part, parts_of_tile,
+                    out, parts, weights, first_row, queries, kv_head, first, count,
                     KV_HEADS, SHARED, DIM, DIM_PADDED, ROWS, MAX_SPLITS, AT_ONCE,
                 )  # fmt: skip
-        queries, first_row, position, begin, end, table_row, step, behind = following
+        queries, first_row, position, begin, end, table_row, step, behind, count, first = following
         number, kv_head = next_number, next_head
     if not SMALL:  # noqa: SIM102  # known when it is compiled
         if tl.atomic_add(taken + 1, 1, sem="acq_rel") == programs - 1:  # nobody takes any more
@@ -555,10 +547,9 @@ def _attention(
 
 
 @triton.jit
-def _item(
-    items: tl.tensor, capacity: tl.tensor, number: tl.tensor
-) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """Queries, first row, position, begin, end, table, step and the next one; nothing from 0 to 0 if there is none."""
+def _item(items: tl.tensor, capacity: tl.tensor, number: tl.tensor) -> tuple[tl.tensor, ...]:
+    """Queries, first row, position, begin, end, table, step, the next one, its tile's parts and the first of them;
+    nothing from 0 to 0 if there is none."""
     item, there = items + number, number < capacity
     queries = tl.load(item + QUERIES * capacity, mask=there, other=0)
     return (
@@ -570,6 +561,8 @@ def _item(
         tl.load(item + TABLE * capacity, mask=there, other=0),
         tl.load(item + STEP * capacity, mask=there, other=0),
         tl.load(item + NEXT * capacity, mask=there, other=0),
+        tl.load(item + PARTS * capacity, mask=there, other=0),
+        tl.load(item + FIRST * capacity, mask=there, other=0),
     )
 
 
@@ -689,7 +682,7 @@ def _combine(
     first_row: tl.tensor,
     queries: tl.tensor,
     kv_head: tl.tensor,
-    first_part: tl.tensor,
+    first: tl.tensor,
     count: tl.tensor,
     KV_HEADS: tl.constexpr,
     SHARED: tl.constexpr,
@@ -699,40 +692,65 @@ def _combine(
     MAX_SPLITS: tl.constexpr,
     AT_ONCE: tl.constexpr,
 ) -> None:
-    """The tile's rows from its `count` parts, a few of both at once. Behind the first they are those that begin with
-    the slots that follow."""
+    """The tile's rows from its `count` parts, a few of both at once."""
     GROUP: tl.constexpr = max(1, min(8, 16384 // (AT_ONCE * DIM_PADDED)))
     column = tl.arange(0, DIM_PADDED)
     for offset in range(0, queries * SHARED, GROUP):
         row = offset + tl.arange(0, GROUP)
         live = row < queries * SHARED
-        top = tl.full([GROUP], float("-inf"), tl.float32)
-        total = tl.zeros([GROUP], tl.float32)
-        acc = tl.zeros([GROUP, DIM_PADDED], tl.float32)
-        until = count if AT_ONCE < MAX_SPLITS else 1  # else once, which the compiler knows
-        for behind in range(0, until, AT_ONCE):
-            number = behind + tl.arange(0, AT_ONCE)
-            part = tl.where(number == 0, first_part, (first_part // 2 + number) * 2).to(tl.int64)
-            place = ((part * KV_HEADS + kv_head) * ROWS)[None, :] + row[:, None]
-            there = live[:, None] & (number < count)[None, :]
-            # Past the first-level cache, which other processors' stores do not reach.
-            weight = tl.load(weights + place, mask=there, other=float("-inf"), cache_modifier=".cg")
-            values = tl.load(
-                parts + place[:, :, None] * DIM + column[None, None, :],
-                mask=there[:, :, None] & (column < DIM)[None, None, :],
-                other=0.0,
-                cache_modifier=".cg",
-            )
-            higher = tl.maximum(top, tl.max(weight, axis=1))
-            finite = tl.where(higher == float("-inf"), 0.0, higher)
-            share = tl.exp2(weight - finite[:, None])
-            fade = tl.exp2(top - finite)
-            total = total * fade + tl.sum(share, axis=1)
-            acc = acc * fade[:, None] + tl.sum(values * share[:, :, None], axis=1)
-            top = higher
+        top, total, acc = _combined(
+            parts, weights, row, live, kv_head, first, 0, count, KV_HEADS, DIM, DIM_PADDED, ROWS, AT_ONCE
+        )
+        if AT_ONCE < MAX_SPLITS:
+            for behind in range(AT_ONCE, count, AT_ONCE):
+                next_top, next_total, next_acc = _combined(
+                    parts, weights, row, live, kv_head, first, behind, count, KV_HEADS, DIM, DIM_PADDED, ROWS, AT_ONCE
+                )
+                higher = tl.maximum(top, next_top)
+                finite = tl.where(higher == float("-inf"), 0.0, higher)
+                fade, next_fade = tl.exp2(top - finite), tl.exp2(next_top - finite)
+                total = total * fade + next_total * next_fade
+                acc = acc * fade[:, None] + next_acc * next_fade[:, None]
+                top = higher
         token_head = (first_row + row // SHARED).to(tl.int64) * (KV_HEADS * SHARED) + kv_head * SHARED + row % SHARED
         tl.store(
             out + token_head[:, None] * DIM + column[None, :],
             (acc / tl.where(total > 0, total, 1.0)[:, None]).to(out.dtype.element_ty),
             mask=live[:, None] & (column < DIM)[None, :],
         )
+
+
+@triton.jit
+def _combined(
+    parts: tl.tensor,
+    weights: tl.tensor,
+    row: tl.tensor,
+    live: tl.tensor,
+    kv_head: tl.tensor,
+    first: tl.tensor,
+    begin: tl.tensor,
+    count: tl.tensor,
+    KV_HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    DIM_PADDED: tl.constexpr,
+    ROWS: tl.constexpr,
+    AT_ONCE: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """Of a tile's parts AT_ONCE from the `begin`-th on, for some rows: their maximum (log2), their sum of weights, and
+    the weighted results. Behind the first, parts are those that begin with the slots that follow."""
+    column = tl.arange(0, DIM_PADDED)
+    number = begin + tl.arange(0, AT_ONCE)
+    part = tl.where(number == 0, first, (first // 2 + number) * 2).to(tl.int64)
+    place = ((part * KV_HEADS + kv_head) * ROWS)[None, :] + row[:, None]
+    there = live[:, None] & (number < count)[None, :]
+    # Past the first-level cache, which other processors' stores do not reach.
+    weight = tl.load(weights + place, mask=there, other=float("-inf"), cache_modifier=".cg")
+    values = tl.load(
+        parts + place[:, :, None] * DIM + column[None, None, :],
+        mask=there[:, :, None] & (column < DIM)[None, None, :],
+        other=0.0,
+        cache_modifier=".cg",
+    )
+    top = tl.max(weight, axis=1)
+    share = tl.exp2(weight - tl.where(top == float("-inf"), 0.0, top)[:, None])
+    return top, tl.sum(share, axis=1), tl.sum(values * share[:, :, None], axis=1)

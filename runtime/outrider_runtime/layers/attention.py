@@ -97,7 +97,6 @@ class WorkList:
     """What one launch of the kernel does."""
 
     items: Tensor  # [fields, capacity] int32, by kernels/attention.py
-    tiles: int  # at most
     slots: int  # that few queries' contexts are divided among, each for a program of each KV head; 0: none is split
     splits: int  # a tile's, at most
     tile: Tile

@@ -70,19 +70,20 @@ def test_in_half_precision():  # not in bfloat16, whose products the interpreter
     assert check(case, tolerance=3e-3).dtype == torch.float16
 
 
-FIELDS = ("ROW", "QUERIES", "POSITION", "BEGIN", "END", "TABLE", "STEP", "TILE", "PARTS", "PART", "FIRST_PART")
+FIELDS = ("ROW", "QUERIES", "POSITION", "BEGIN", "END", "TABLE", "STEP", "PARTS", "FIRST")
 
 
 def walked(work):
     """Of each slot the items that its programs come by, as dicts."""
     slots = []
-    for number in range(work.slots):
+    for slot in range(work.slots):
         slots.append([])
+        number = slot
         while number < work.items.shape[1]:
             item = {field: int(work.items[getattr(attention, field).value, number]) for field in FIELDS}
             if not item["QUERIES"]:
                 break
-            slots[-1].append(item)
+            slots[-1].append(item | {"PART": 2 * slot + (number != slot)})
             number = int(work.items[attention.NEXT.value, number])
     return slots
 
@@ -91,8 +92,8 @@ def parts_of(work):
     """Of each tile, its parts in order, as what each is of its text."""
     tiles = defaultdict(list)
     for item in chain.from_iterable(walked(work)):
-        tiles[item["TILE"]].append((item["BEGIN"], item["END"]))
-    return [sorted(tiles[tile]) for tile in sorted(tiles)]
+        tiles[item["ROW"]].append((item["BEGIN"], item["END"]))
+    return [sorted(tiles[row]) for row in sorted(tiles)]
 
 
 def divided(monkeypatch, contexts, *, queries=1, batch=None, processors=132):
@@ -129,6 +130,15 @@ def test_a_long_text_beside_short_ones_is_read_by_many_programs(monkeypatch):
     assert sum(len(parts) == 1 for parts in short) > 5
 
 
+@pytest.mark.parametrize("queries", [2, 12])  # of a batch that combines all parts of a tile at once, and of a wider one
+def test_many_parts_are_combined_as_if_they_were_one(monkeypatch, queries):
+    monkeypatch.setattr(attention, "processors", lambda device: 40)
+    case = make_case([(queries, 500), (1, 30)])
+    plan = planned(case, small=True, tuning=replace(TUNING, max_splits=16))
+    assert max(map(len, parts_of(plan.lists[0]))) > 2 * attention.AT_ONCE
+    torch.testing.assert_close(attended(case, plan).double(), expected(case), rtol=1e-5, atol=1e-5)
+
+
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     spans=st.lists(st.tuples(st.integers(0, 20), st.integers(0, 900)), min_size=1, max_size=8),
@@ -148,12 +158,11 @@ def test_every_key_is_read_once_and_by_programs_that_have_about_as_many(monkeypa
     assert all(0 <= part < 2 * work.slots for part in parts)
     tiles = defaultdict(list)
     for item in items:
-        tiles[item["TILE"]].append(item)
+        tiles[item["ROW"]].append(item)
     rows = []
-    for tile, own in sorted(tiles.items()):
-        assert tile < work.tiles
+    for own in tiles.values():
         (row, queries, position, count, first), *others = {
-            tuple(item[field] for field in ("ROW", "QUERIES", "POSITION", "PARTS", "FIRST_PART")) for item in own
+            tuple(item[field] for field in ("ROW", "QUERIES", "POSITION", "PARTS", "FIRST")) for item in own
         }
         assert not others
         assert count == len(own) <= most
@@ -185,7 +194,7 @@ def test_decodes_planned_together_are_each_planned_as_alone(window):
         expected = attention.plan_paged(starts, alone, **tables, **of, tokens=4, small=True, narrow=True)
         (ours,), (theirs,) = plan.lists, expected.lists
         assert walked(ours) == walked(theirs)
-        assert (ours.tiles, ours.slots, ours.tile) == (theirs.tiles, theirs.slots, theirs.tile)
+        assert (ours.slots, ours.splits, ours.tile) == (theirs.slots, theirs.splits, theirs.tile)
 
 
 def test_a_token_is_verified_to_the_bit_as_it_is_decoded():
