@@ -411,7 +411,7 @@ def _slots(
 ) -> tuple[tl.tensor, tl.tensor]:
     """How long each slot is, and of what unit each tile takes a multiple, so that tiles that are alike are cut where it
     helps and nowhere else. Tiles that are not `real` are padding, and each as long as one."""
-    count = tl.sum(tl.where(real, tiles, 0))
+    count = tl.maximum(tl.sum(tl.where(real, tiles, 0)), 1)
     whole = tl.sum(tl.where(real, tiles * length, 0))
     padding = tl.sum(tl.where(real, 0, tiles))
     longest = tl.maximum(tl.max(tl.where(real & (tiles > 0), length, 0)), 1)
@@ -421,7 +421,7 @@ def _slots(
     even = tl.maximum(tl.cdiv(whole + padding, slots), least)
     # Or so that tiles begin with a slot: in as many parts each as there are slots for it, or of a size that leaves all
     # enough of them. Or whole, and as many to each slot.
-    each = (slots - tl.where(padding > 0, 1, 0)) // tl.maximum(count, 1)
+    each = (slots - tl.where(padding > 0, 1, 0)) // count
     if each > 0:
         unit = tl.cdiv(longest, tl.minimum(tl.minimum(each, MAX_SPLITS), tl.cdiv(longest, LEAST)))
         spare = slots - count - 1

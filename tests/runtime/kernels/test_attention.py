@@ -58,6 +58,11 @@ def test_a_step_of_a_query_or_two_each():
     check(make_case([(1, 40), (2, 17), (0, 3), (2, 2)], shared=4, padding=3), narrow=True)
 
 
+def test_padding_alone_is_zeros_even_for_one_program_of_a_head(monkeypatch):
+    monkeypatch.setattr(attention, "processors", lambda device: 1)
+    assert not check(make_case([(0, 41)], shared=3, padding=3), small=True).any()
+
+
 def test_scores_are_bounded_where_the_model_says_so():
     case = make_case([(1, 40), (9, 20)], softcap=0.7)
     bounded = check(case)
