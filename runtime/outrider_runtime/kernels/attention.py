@@ -332,32 +332,33 @@ def _list_work(
     queries = tl.where(every <= requests, behind - first_rows, 0)
     contexts = tl.load(context_lengths + every, mask=every < requests, other=0).to(tl.int32)
     tiles = tl.where((queries > above) & (queries <= most), tl.cdiv(queries, TILE_QUERIES), 0)
-    span = contexts  # the keys that a tile sees at most
-    if WINDOW > 0:
-        span = tl.minimum(span, WINDOW + TILE_QUERIES + KEYS + (MOST_OWN + before if TREE else 0))
-    length = tl.maximum(tl.cdiv(span, KEYS), 1)
-    all_tiles = tl.sum(tiles)
-    used, limit = all_tiles, capacity  # of the places where programs look for an item
-    size, taken = tl.full([], 1, tl.int32), length
-    if SMALL:
-        real = every < requests
-        size, unit = _slots(tiles, length, real, slots, tl.cdiv(SPLIT_TOKENS, KEYS), MAX_SPLITS, KEYS)
-        taken = tl.where(real, tl.cdiv(length, unit) * unit, 1)  # of the axis
-        used, limit = tl.cdiv(tl.sum(tiles * taken), size), slots
 
     own = every == request
     own_tiles = tl.sum(tl.where(own, tiles, 0))
-    own_length = tl.sum(tl.where(own, length, 0))
-    own_taken = tl.sum(tl.where(own, taken, 0))
     own_row = tl.sum(tl.where(own, first_rows, 0))
     own_queries = tl.sum(tl.where(own, queries, 0))
     step = tl.sum(tl.where(own, contexts, 0)) - own_queries
     table = tl.load(table_rows + request, mask=request < requests, other=0) * table_stride
     tile_base = tl.sum(tl.where(every < request, tiles, 0))
-    axis_base = tl.sum(tl.where(every < request, tiles * taken, 0))
+    all_tiles = tl.sum(tiles)
+
+    used, limit = all_tiles, capacity  # of the places where programs look for an item
+    most_parts = 1
+    if SMALL:
+        span = contexts  # the keys that a tile sees at most
+        if WINDOW > 0:
+            span = tl.minimum(span, WINDOW + TILE_QUERIES + KEYS + (MOST_OWN + before if TREE else 0))
+        length = tl.maximum(tl.cdiv(span, KEYS), 1)
+        real = every < requests
+        size, unit, used = _slots(tiles, length, real, slots, tl.cdiv(SPLIT_TOKENS, KEYS), MAX_SPLITS, KEYS)
+        limit = slots
+        taken = tl.where(real, tl.cdiv(length, unit) * unit, 1)  # of the axis
+        axis_base = tl.sum(tl.where(every < request, tiles * taken, 0))
+        own_length = tl.sum(tl.where(own, length, 0))
+        own_taken = tl.sum(tl.where(own, taken, 0))
+        most_parts = tl.cdiv(own_length, size) + 1
 
     lane = tl.arange(0, CHUNK)
-    most_parts = tl.cdiv(own_length, size) + 1 if SMALL else 1
     for offset in range(0, own_tiles * most_parts, CHUNK):
         number = (offset + lane) // most_parts
         inside = number < own_tiles
@@ -408,9 +409,10 @@ def _slots(
     LEAST: tl.constexpr,
     MAX_SPLITS: tl.constexpr,
     KEYS: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor]:
-    """How long each slot is, and of what unit each tile takes a multiple, so that tiles that are alike are cut where it
-    helps and nowhere else. Tiles that are not `real` are padding, and each as long as one."""
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """How long each slot is, of what unit each tile takes a multiple, so that tiles that are alike are cut where it
+    helps and nowhere else, and how many slots are used. Tiles that are not `real` are padding, and each as long as
+    one."""
     count = tl.maximum(tl.sum(tl.where(real, tiles, 0)), 1)
     whole = tl.sum(tl.where(real, tiles * length, 0))
     padding = tl.sum(tl.where(real, 0, tiles))
@@ -433,7 +435,9 @@ def _slots(
         size = tl.cdiv(count, slots) * longest
     filled = tl.sum(tl.where(real, tiles * tl.cdiv(length, unit) * unit, tiles))
     fits = (tl.cdiv(filled, size) <= slots) & (size * 16 <= even * 17 + tl.cdiv(CUT_TOKENS, KEYS) * 16)
-    return tl.where(fits, size, even), tl.where(fits, unit, 1)
+    if not fits:
+        size, unit, filled = even, 1, whole + padding
+    return size, unit, tl.cdiv(filled, size)
 
 
 @triton.jit(do_not_specialize=["capacity"])
@@ -698,12 +702,12 @@ def _combine(
     for offset in range(0, queries * SHARED, GROUP):
         row = offset + tl.arange(0, GROUP)
         live = row < queries * SHARED
-        top, total, acc = _combined(
+        top, total, acc = _sums(
             parts, weights, row, live, kv_head, first, 0, count, KV_HEADS, DIM, DIM_PADDED, ROWS, AT_ONCE
         )
         if AT_ONCE < MAX_SPLITS:
             for behind in range(AT_ONCE, count, AT_ONCE):
-                next_top, next_total, next_acc = _combined(
+                next_top, next_total, next_acc = _sums(
                     parts, weights, row, live, kv_head, first, behind, count, KV_HEADS, DIM, DIM_PADDED, ROWS, AT_ONCE
                 )
                 higher = tl.maximum(top, next_top)
@@ -721,7 +725,7 @@ def _combine(
 
 
 @triton.jit
-def _combined(
+def _sums(
     parts: tl.tensor,
     weights: tl.tensor,
     row: tl.tensor,

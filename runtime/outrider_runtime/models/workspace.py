@@ -10,8 +10,8 @@ from outrider_runtime.sampling.table import Layout
 # the nodes of hundreds of graphs.
 CUDA_OVERHEAD = 750_000_000
 # In float32: of each program that attends for few queries, two parts of contexts that are split (kernels/attention.py).
-# 160 processors are more than any GPU has, and each has programs for 128 rows of queries.
-ATTENTION_ROWS = 160 * 128 * 2
+# GPUs have up to 188 processors, each with programs for 128 rows of queries.
+ATTENTION_ROWS = 192 * 128 * 2
 SAMPLED_AT_ONCE = 1 << 24, 8  # logits that the whole pipeline works on, and bytes for each (kernels/sampling.py)
 CPU_SAMPLED_AT_ONCE = 1 << 23, 48  # the same in torch, with all its temporaries (sampling/pipeline.py)
 
