@@ -258,6 +258,7 @@ def paged_attention(query: Tensor, keys: Tensor, values: Tensor, plan: PagedPlan
             SHARED=shared,
             DIM=dim,
             DIM_PADDED=padded(dim),
+            CHUNK=tile.chunk(padded(dim)),
             BLOCK_SIZE=plan.block_size,
             WINDOW=plan.shape.sliding_window or 0,
             SOFTCAP=plan.shape.softcap or 0.0,
@@ -459,6 +460,7 @@ def _attention(
     SHARED: tl.constexpr,
     DIM: tl.constexpr,
     DIM_PADDED: tl.constexpr,
+    CHUNK: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
@@ -505,7 +507,9 @@ def _attention(
 
         top = tl.full([ROWS], float("-inf"), tl.float32)
         total = tl.zeros([ROWS], tl.float32)
-        acc = tl.zeros([ROWS, DIM_PADDED], tl.float32)
+        acc: tl.tuple = ()  # [rows, chunk] each
+        for _ in tl.static_range(DIM_PADDED // CHUNK):
+            acc += (tl.zeros([ROWS, CHUNK], tl.float32),)
         masked_from = begin
         if not SMALL and WINDOW == 0:
             # All queries of the tile see these.
@@ -514,25 +518,30 @@ def _attention(
             top, total, acc, block = _visit(
                 top, total, acc, block, tile, positions, seen, keys, values, table, kv_head, begin, masked_from, end,
                 table, masked_from, end, step, scale, ancestors is not None, False,
-                KV_HEADS, DIM, DIM_PADDED, BLOCK_SIZE, WINDOW, SOFTCAP, KEYS,
+                KV_HEADS, DIM, DIM_PADDED, CHUNK, BLOCK_SIZE, WINDOW, SOFTCAP, KEYS,
             )  # fmt: skip
         top, total, acc, block = _visit(
             top, total, acc, block, tile, positions, seen, keys, values, table, kv_head, masked_from, end, end,
             next_table, next_begin, next_end, step, scale, ancestors is not None, True,
-            KV_HEADS, DIM, DIM_PADDED, BLOCK_SIZE, WINDOW, SOFTCAP, KEYS,
+            KV_HEADS, DIM, DIM_PADDED, CHUNK, BLOCK_SIZE, WINDOW, SOFTCAP, KEYS,
         )  # fmt: skip
         if masked_from >= end:  # nothing was visited, so nobody looked ahead
             block = _blocks(next_table, next_begin, next_end, BLOCK_SIZE, KEYS)
 
         divisor = tl.where(total > 0, total, 1.0)  # a row that sees nothing is zeros
-        result = acc / divisor[:, None]
-        target = out + token_head[:, None] * DIM + column[None, :]
-        if not SMALL or count == 1:
-            tl.store(target, result.to(out.dtype.element_ty), mask=filled)
-        else:
-            own = 2 * slot + tl.where(number == slot, 0, 1)
-            part = (own.to(tl.int64) * KV_HEADS + kv_head) * ROWS + row
-            tl.store(parts + part[:, None] * DIM + column[None, :], result, mask=filled)
+        alone = not SMALL or count == 1
+        own = 2 * slot + tl.where(number == slot, 0, 1)
+        part = (own.to(tl.int64) * KV_HEADS + kv_head) * ROWS + row
+        for chunk in tl.static_range(DIM_PADDED // CHUNK):
+            at = chunk * CHUNK + tl.arange(0, CHUNK)
+            stored = live[:, None] & (at < DIM)[None, :]
+            result = acc[chunk] / divisor[:, None]
+            if alone:
+                target = out + token_head[:, None] * DIM + at[None, :]
+                tl.store(target, result.to(out.dtype.element_ty), mask=stored)
+            else:
+                tl.store(parts + part[:, None] * DIM + at[None, :], result, mask=stored)
+        if not alone:
             tl.store(weights + part, top + tl.log2(divisor), mask=live)
             tl.debug_barrier()  # the whole program's stores come before its sign
             counter = counters + first * KV_HEADS + kv_head
@@ -574,7 +583,7 @@ def _item(items: tl.tensor, capacity: tl.tensor, number: tl.tensor) -> tuple[tl.
 def _visit(
     top: tl.tensor,
     total: tl.tensor,
-    acc: tl.tensor,
+    acc: tl.tuple,
     block: tl.tensor,
     tile: tl.tensor,
     positions: tl.tensor,
@@ -596,14 +605,15 @@ def _visit(
     KV_HEADS: tl.constexpr,
     DIM: tl.constexpr,
     DIM_PADDED: tl.constexpr,
+    CHUNK: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
     KEYS: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+) -> tuple[tl.tensor, tl.tensor, tl.tuple, tl.tensor]:
     """Online softmax over the keys in [begin, until): each row's maximum (log2), its sum of weights, and the
-    weighted values. Unless MASKED, all rows see all of them. `block` are the blocks of the first KEYS of them; those
-    that lie in [next_begin, next_end) of `next_table` come back."""
+    weighted values, CHUNK of their elements each. Unless MASKED, all rows see all of them. `block` are the blocks of
+    the first KEYS of them; those that lie in [next_begin, next_end) of `next_table` come back."""
     lane = tl.arange(0, KEYS)
     column = tl.arange(0, DIM_PADDED)
     # Blocks are looked up an iteration ahead, in registers, by the last one for what is visited next: were their ids
@@ -619,14 +629,18 @@ def _visit(
             KEYS,
         )
         slot = block.to(tl.int64) * BLOCK_SIZE + key % BLOCK_SIZE
-        place = (slot * (KV_HEADS * DIM) + kv_head * DIM)[:, None] + column[None, :]
+        place = (slot * (KV_HEADS * DIM) + kv_head * DIM)[:, None]
         if MASKED or DIM < DIM_PADDED:
-            there = (key < end)[:, None] & (column < DIM)[None, :]
-            k = tl.load(keys + place, mask=there, other=0.0)
-            v = tl.load(values + place, mask=there, other=0.0)
+            k = tl.load(keys + place + column[None, :], mask=(key < end)[:, None] & (column < DIM)[None, :], other=0.0)
         else:
-            k = tl.load(keys + place)
-            v = tl.load(values + place)
+            k = tl.load(keys + place + column[None, :])
+        v: tl.tuple = ()
+        for chunk in tl.static_range(DIM_PADDED // CHUNK):
+            at = (chunk * CHUNK + tl.arange(0, CHUNK))[None, :]
+            if MASKED or DIM < DIM_PADDED:
+                v += (tl.load(values + place + at, mask=(key < end)[:, None] & (at < DIM), other=0.0),)
+            else:
+                v += (tl.load(values + place + at),)
         scores = tl.dot(tile, tl.trans(k), input_precision="ieee")
         if SOFTCAP > 0:
             scores *= scale
@@ -652,7 +666,12 @@ def _visit(
         shares = tl.exp2(scores - finite[:, None] if SOFTCAP > 0 else scores * scale - finite[:, None])
         fade = tl.exp2(top - finite)
         total = total * fade + tl.sum(shares, axis=1)
-        acc = tl.dot(shares.to(v.dtype), v, acc * fade[:, None], input_precision="ieee")
+        shares = shares.to(values.dtype.element_ty)
+        weighted: tl.tuple = ()
+        for chunk in tl.static_range(DIM_PADDED // CHUNK):
+            faded = acc[chunk] * fade[:, None]
+            weighted += (tl.dot(shares, v[chunk], faded, input_precision="ieee"),)
+        acc = weighted
         top = higher
         block = following
     return top, total, acc, block

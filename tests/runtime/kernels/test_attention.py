@@ -24,8 +24,8 @@ NARROW = Tile(rows=16, keys=16, stages=2, warps=4, per_processor=2)
 TUNING = Tuning(narrow=NARROW, small=SMALL, large=LARGE, small_queries=6, split_tokens=32, max_splits=4)
 
 
-def check(case, *, small=False, narrow=False, tolerance=1e-5):
-    result = attended(case, planned(case, small=small, narrow=narrow, tuning=TUNING))
+def check(case, *, small=False, narrow=False, tolerance=1e-5, tuning=TUNING):
+    result = attended(case, planned(case, small=small, narrow=narrow, tuning=tuning))
     torch.testing.assert_close(result.double(), expected(case), rtol=tolerance, atol=tolerance)
     assert not attention._counters(torch.device("cpu")).any()
     return result
@@ -52,6 +52,21 @@ def test_whatever_the_lengths(spans, block_size, window, padding, small, first):
 @pytest.mark.parametrize(("kv_heads", "shared", "dim"), [(3, 1, 16), (1, 7, 80), (1, 12, 8)])
 def test_heads_of_any_number_and_size(kv_heads, shared, dim):
     check(make_case([(1, 40), (7, 9)], kv_heads=kv_heads, shared=shared, dim=dim))
+
+
+@pytest.mark.parametrize(("dim", "chunk", "window"), [(128, 32, None), (80, 32, 40), (16, 16, None)])
+def test_values_are_weighed_in_pieces_where_that_gives_each_warp_rows_of_its_own(dim, chunk, window):
+    tile = Tile(rows=32, keys=16, stages=2, warps=2, per_processor=2)
+    assert tile.chunk(1 << (dim - 1).bit_length()) == chunk
+    case = make_case([(5, 90), (3, 40), (5, 5)], shared=4, dim=dim, window=window, padding=3)
+    check(case, small=True, tuning=replace(TUNING, small=tile))
+
+
+@pytest.mark.parametrize(("warps", "programs", "registers"), [(2, 4, 255), (2, 5, 200), (4, 4, 128), (1, 7, 255)])
+def test_as_many_programs_have_room_as_a_tile_says(warps, programs, registers):
+    tile = Tile(rows=32, keys=32, stages=2, warps=warps, per_processor=programs)
+    assert tile.registers == registers
+    assert -(-registers // 8) * 8 * 32 * warps * programs <= 1 << 16  # a thread has them by eights
 
 
 def test_a_step_of_a_query_or_two_each():
