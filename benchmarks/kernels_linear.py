@@ -5,7 +5,8 @@
 `stack` is a whole model without its attention, by ways of doing it; `products` every matrix by itself with what
 surrounds it, the library's product and the kernels around that beside ours, by the rule's tiling and by others, the
 fastest first; `around` what few large batches need besides products; `many` a layer's products of many rows, gate and
-up with what follows by the library or by our kernel, in turns, since both make the device so hot that it slows down.
+up, and heads, with what follows by the library or by our kernels, in turns, since all make the device so hot that it
+slows down.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from outrider_runtime.kernels.activation import silu_gate
-from outrider_runtime.kernels.gated import gated_product, pays
 from outrider_runtime.kernels.norm import rms_norm
 from outrider_runtime.kernels.rope import turn_and_store
 from outrider_runtime.kernels.skinny import WAVE, Tiling, product, tiling
+from outrider_runtime.kernels.tall import gated_product, gating_pays, turned_product, turning_pays
 from outrider_runtime.kv.cache import KVCache
 from outrider_runtime.layers import linear
 from outrider_runtime.layers.batch import Batch
@@ -33,7 +34,7 @@ from outrider_runtime.models import llama
 from outrider_runtime.models.config import ModelConfig
 
 ROWS = (1, 2, 5, 8, 16, 32, 64)
-MANY_ROWS = (128, 192, 256, 384, 512, 640, 1280, 2048, 8192)
+MANY_ROWS = (128, 192, 256, 320, 384, 512, 640, 768, 896, 1024, 1280, 2048, 8192)
 COLD = 256 << 20  # bytes of weights between two uses of the same: L2 holds 50 MB
 SHARED_MEMORY = 227 << 10  # bytes of an H100's or H200's multiprocessor
 # Tilings to try, less their splits: [up to 16 rows, many outputs] -> width, depth, stages, warps
@@ -148,29 +149,33 @@ def around(name: str, config: ModelConfig, _: Iterable[int]) -> None:
 
 @torch.inference_mode()
 def many(name: str, config: ModelConfig, _: Iterable[int]) -> None:
-    hidden, ffn, layers = config.hidden_size, config.intermediate_size, 4
+    hidden, ffn, dim, layers = config.hidden_size, config.intermediate_size, config.head_dim, 4
     heads = config.num_heads + 2 * config.num_kv_heads
-    shapes = [(heads * config.head_dim, hidden), (hidden, hidden), (2 * ffn, hidden), (hidden, ffn)]
+    shapes = [(heads * dim, hidden), (hidden, hidden), (2 * ffn, hidden), (hidden, ffn)]
     weights = [
         [torch.randn(shape, dtype=torch.bfloat16, device="cuda") * 0.02 for shape in shapes] for _ in range(layers)
     ]
-    print(f"\n{name}, us a layer by rows: library and activation | ours | ratio, * where the rule takes ours")
+    arrays = KVCache(config, max(MANY_ROWS) // 16, 16, torch.bfloat16, "cuda").layers[0]
+    print(
+        f"\n{name}, us a layer by rows: by the library | ratios, * where the rule takes it: gated by us | turned by us"
+    )
     for count in MANY_ROWS:
         x = torch.randn(count, hidden, dtype=torch.bfloat16, device="cuda")
         residual = torch.zeros_like(x)
+        turn = Turn(*torch.ones(2, count, 1, dim, device="cuda"), *arrays, torch.arange(count, device="cuda"))
 
-        def layer(gated: Callable[[Tensor, Tensor], Tensor], x: Tensor = x, residual: Tensor = residual) -> None:
+        def layer(gated: bool, turned: bool, x: Tensor = x, residual: Tensor = residual, turn: Turn = turn) -> None:
             for qkv, o, gate_up, down in weights:
-                F.linear(x, qkv)
-                residual.addmm_(x, o.T, beta=0.5)
-                residual.addmm_(gated(x, gate_up), down.T, beta=0.5)
+                query = turned_product(x, qkv, None, turn) if turned else _turned(F.linear(x, qkv), turn)
+                residual.addmm_(query.flatten(1), o.T, beta=0.5)
+                hidden = gated_product(x, gate_up) if gated else silu_gate(F.linear(x, gate_up))
+                residual.addmm_(hidden, down.T, beta=0.5)
 
-        graphs = [
-            graph_of(lambda way=way: layer(way)) for way in (lambda x, w: silu_gate(F.linear(x, w)), gated_product)
-        ]
-        library, ours = (median(times) / layers for times in in_turns(graphs, 40))
-        star = "*" if pays(x, weights[0][2]) else ""
-        print(str(count).rjust(5), f"{library:8.1f} | {ours:8.1f} | {ours / library:.3f}{star}", flush=True)
+        graphs = [graph_of(lambda way=way: layer(*way)) for way in ((False, False), (True, False), (False, True))]
+        library, *ours = (median(times) / layers for times in in_turns(graphs, 40))
+        rule = gating_pays(x, weights[0][2]), turning_pays(x, weights[0][0], turn)
+        ratios = (f"{each / library:.3f}{'*' if pays else ' '}" for each, pays in zip(ours, rule, strict=True))
+        print(str(count).rjust(5), f"{library:8.1f} |", " | ".join(ratios), flush=True)
 
 
 class Work:

@@ -16,11 +16,11 @@ from outrider_runtime.models.config import ModelConfig
 if torch.cuda.is_available():
     from outrider_runtime.kernels import skinny
     from outrider_runtime.kernels.activation import silu_gate
-    from outrider_runtime.kernels.gated import gated_product
     from outrider_runtime.kernels.limits import hopper
     from outrider_runtime.kernels.norm import rms_norm
     from outrider_runtime.kernels.rope import rotation, turn_and_store
     from outrider_runtime.kernels.skinny import product
+    from outrider_runtime.kernels.tall import gated_product, turned_product
 
 pytestmark = ON_A_GPU
 
@@ -155,7 +155,7 @@ def test_a_layer_of_many_rows_takes_the_gated_product(monkeypatch):
     norm.weight.fill_(1)
     x = random(1280, 4096, dtype=torch.bfloat16)
     ours = layer.gated(x, norm)
-    monkeypatch.setattr("outrider_runtime.kernels.gated.pays", lambda *_: False)
+    monkeypatch.setattr("outrider_runtime.kernels.tall.gating_pays", lambda *_: False)
     theirs = layer.gated(x, norm)
     assert not torch.equal(ours, theirs)  # which rounds before the activation, too
     assert torch.dist(ours.float(), theirs.float()) < 0.01 * theirs.float().norm()
@@ -219,6 +219,40 @@ def test_a_product_turns_and_stores_as_the_kernel_behind_it_does(heads, kv_heads
     assert_close(queries, turn_and_store(*split_qkv(wide, wanted), wanted))
     assert_close(ours.keys, wanted.keys)
     assert_close(ours.values, wanted.values)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    ("rows", "heads", "kv_heads", "dim", "inputs"),
+    [(1280, 32, 8, 128, 4096), (300, 32, 8, 64, 2048), (130, 4, 2, 128, 8192), (5, 2, 2, 128, 72)],
+)
+def test_products_of_many_rows_turn_and_store(rows, heads, kv_heads, dim, inputs, dtype):
+    if not hopper(torch.device("cuda")):
+        pytest.skip("for Hopper")
+    outputs = (heads + 2 * kv_heads) * dim
+    x, weight = random(rows, inputs, dtype=dtype), random(outputs, inputs, dtype=dtype, scale=inputs**-0.5)
+    bias = random(outputs, dtype=dtype)
+    for with_bias in (None, bias):
+        wide = F.linear(x.double(), weight.double(), None if with_bias is None else with_bias.double())
+        ours, wanted = (turn(rows, kv_heads, dim, of) for of in (dtype, torch.float64))
+        queries = turned_product(x, weight, with_bias, ours)
+        assert_close(queries, turn_and_store(*split_qkv(wide, wanted), wanted))
+        assert_close(ours.keys, wanted.keys)
+        assert_close(ours.values, wanted.values)
+
+
+def test_a_layer_of_many_rows_takes_the_turned_product(monkeypatch):
+    if not hopper(torch.device("cuda")):
+        pytest.skip("for Hopper")
+    layer = MergedLinear(4096, {"q": 4096, "k": 1024, "v": 1024}, False, torch.bfloat16, "cuda")
+    layer.weight.normal_(std=4096**-0.5)
+    x, turns = random(1280, 4096, dtype=torch.bfloat16), [turn(1280, 8, 128, torch.bfloat16) for _ in range(2)]
+    ours = layer.turned(x, None, turns[0], None)
+    monkeypatch.setattr("outrider_runtime.kernels.tall.turning_pays", lambda *_: False)
+    theirs = layer.turned(x, None, turns[1], None)
+    assert not torch.equal(ours, theirs)  # which rounds before it turns, too
+    assert torch.dist(ours.float(), theirs.float()) < 0.01 * theirs.float().norm()
+    assert torch.equal(turns[0].values, turns[1].values)
 
 
 @DTYPES

@@ -58,9 +58,9 @@ class MergedLinear(nn.Module):
         x = norm(x)
         if x.is_cuda:
             from outrider_runtime.kernels.activation import silu_gate
-            from outrider_runtime.kernels.gated import gated_product, pays
+            from outrider_runtime.kernels.tall import gated_product, gating_pays
 
-            if self.bias is None and pays(x, self.weight):
+            if self.bias is None and gating_pays(x, self.weight):
                 return gated_product(x, self.weight)
             return silu_gate(F.linear(x, self.weight, self.bias))
         gate, up = F.linear(x, self.weight, self.bias).chunk(2, dim=-1)
@@ -90,11 +90,20 @@ class MergedLinear(nn.Module):
             query = linear(take_rows(x, rows), self.weight[:queries], bias)
             kv = linear(x, self.weight[queries:], kv_bias)
             return turn_and_store(query, kv, turn, head_norms, rows)
-        if head_norms is None and _skinny(x):
-            query = _skinny_product(x, self.weight, self.bias, norm=norm, turn=turn)
-        else:
-            query = turn_and_store(*split_qkv(linear(x, self.weight, self.bias, norm), turn), turn, head_norms)
+        query = self._turned(x, norm, turn, head_norms)
         return query if rows is None else take_rows(query.flatten(1), rows).view(len(rows), *query.shape[1:])
+
+    def _turned(
+        self, x: Tensor, norm: RMSNorm | None, turn: Turn, head_norms: tuple[RMSNorm, RMSNorm] | None
+    ) -> Tensor:
+        if head_norms is None and _skinny(x):
+            return _skinny_product(x, self.weight, self.bias, norm=norm, turn=turn)
+        if head_norms is None and x.is_cuda:
+            from outrider_runtime.kernels.tall import turned_product, turning_pays
+
+            if turning_pays(x, self.weight, turn):
+                return turned_product(x if norm is None else norm(x), self.weight, self.bias, turn)
+        return turn_and_store(*split_qkv(linear(x, self.weight, self.bias, norm), turn), turn, head_norms)
 
     def shards(self, name: str) -> dict[str, Tensor]:
         """The part of this layer that each of the checkpoint's tensors fills."""

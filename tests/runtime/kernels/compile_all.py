@@ -23,7 +23,6 @@ from outrider_runtime.kernels import (
     activation,
     attention,
     follow,
-    gated,
     ngram,
     norm,
     pair,
@@ -32,6 +31,7 @@ from outrider_runtime.kernels import (
     sampling,
     skinny,
     step,
+    tall,
     tree,
 )
 from outrider_runtime.layers.attention import AttentionShape
@@ -144,12 +144,13 @@ def surround_all() -> None:
     for norms in (None, (empty(2048), empty(2048))):
         pair.pair(empty(128256, 2048), ints(TOKENS), empty(TOKENS, 2048), norms=norms, eps=1e-5)
     activation.silu_gate(empty(TOKENS, 2 * 8192))
-    gated.gated_product(empty(256, 4096), empty(2 * 14336, 4096))
+    tall.gated_product(empty(256, 4096), empty(2 * 14336, 4096))
     for dim, normed, slots in ((64, False, ints(TOKENS)), (128, True, ints(TOKENS).long())):
         turns = rope.rotation(ints(TOKENS), empty(dim // 2, dtype=torch.float32), 1.0)
         keys, values = empty(2, 64, 8, dim)
         norms = (empty(dim), empty(dim)) if normed else None
         turn = Turn(*turns, keys, values, slots)
+        tall.turned_product(empty(TOKENS, 4096), empty(48 * dim, 4096), empty(48 * dim) if normed else None, turn)
         rope.turn_and_store(*split_qkv(empty(TOKENS, 48 * dim), turn), turn, norms=norms, eps=1e-6)
         rope.turn_and_store(empty(5, 32 * dim), empty(TOKENS, 16 * dim), turn, ints(5), norms=norms, eps=1e-6)
 
