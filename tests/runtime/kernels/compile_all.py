@@ -57,7 +57,7 @@ class Compiler:
         driver.set_active(self)
 
         def run(kernel: JITFunction, *args, grid, warmup, **options) -> None:
-            self.done.add(kernel.__name__)
+            self.done.add(label(kernel))
             try:
                 compiled = self._run(kernel, *args, grid=grid, warmup=True, **options)
             except Exception as error:  # the compiler's are of many kinds; each is a finding
@@ -205,9 +205,19 @@ def forgotten(done: set[str]) -> list[str]:
     """Kernels that were not compiled and that no other one calls."""
     names = [each.name for each in pkgutil.iter_modules(kernels.__path__)]
     modules = [importlib.import_module(f"{kernels.__name__}.{name}") for name in names]
-    known = {name: each for module in modules for name, each in vars(module).items() if isinstance(each, JITFunction)}
-    called = {name for name in known for other in known.values() if other.__name__ != name and f"{name}(" in other.src}
+    known = {label(each): each for module in modules for each in vars(module).values() if isinstance(each, JITFunction)}
+    called = {name for name, each in known.items() if any(calls(other, each) for other in known.values())}
     return sorted(known.keys() - done - called)
+
+
+def label(kernel: JITFunction) -> str:
+    """Files may have kernels of the same name."""
+    return f"{kernel.fn.__module__.rpartition('.')[2]}.{kernel.__name__}"
+
+
+def calls(one: JITFunction, other: JITFunction) -> bool:
+    name = other.__name__
+    return one is not other and f"{name}(" in one.src and one.fn.__globals__.get(name) is other
 
 
 def main(target: int = 90) -> str | None:
