@@ -258,7 +258,7 @@ def paged_attention(query: Tensor, keys: Tensor, values: Tensor, plan: PagedPlan
             SHARED=shared,
             DIM=dim,
             DIM_PADDED=padded(dim),
-            CHUNK=tile.chunk(padded(dim)),
+            PIECE=tile.piece(padded(dim)),
             BLOCK_SIZE=plan.block_size,
             WINDOW=plan.shape.sliding_window or 0,
             SOFTCAP=plan.shape.softcap or 0.0,
@@ -460,7 +460,7 @@ def _attention(
     SHARED: tl.constexpr,
     DIM: tl.constexpr,
     DIM_PADDED: tl.constexpr,
-    CHUNK: tl.constexpr,
+    PIECE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
@@ -507,9 +507,9 @@ def _attention(
 
         top = tl.full([ROWS], float("-inf"), tl.float32)
         total = tl.zeros([ROWS], tl.float32)
-        acc: tl.tuple = ()  # [rows, chunk] each
-        for _ in tl.static_range(DIM_PADDED // CHUNK):
-            acc += (tl.zeros([ROWS, CHUNK], tl.float32),)
+        acc: tl.tuple = ()  # [rows, piece] each
+        for _ in tl.static_range(DIM_PADDED // PIECE):
+            acc += (tl.zeros([ROWS, PIECE], tl.float32),)
         masked_from = begin
         if not SMALL and WINDOW == 0:
             # All queries of the tile see these.
@@ -518,12 +518,12 @@ def _attention(
             top, total, acc, block = _visit(
                 top, total, acc, block, tile, positions, seen, keys, values, table, kv_head, begin, masked_from, end,
                 table, masked_from, end, step, scale, ancestors is not None, False,
-                KV_HEADS, DIM, DIM_PADDED, CHUNK, BLOCK_SIZE, WINDOW, SOFTCAP, KEYS,
+                KV_HEADS, DIM, DIM_PADDED, PIECE, BLOCK_SIZE, WINDOW, SOFTCAP, KEYS,
             )  # fmt: skip
         top, total, acc, block = _visit(
             top, total, acc, block, tile, positions, seen, keys, values, table, kv_head, masked_from, end, end,
             next_table, next_begin, next_end, step, scale, ancestors is not None, True,
-            KV_HEADS, DIM, DIM_PADDED, CHUNK, BLOCK_SIZE, WINDOW, SOFTCAP, KEYS,
+            KV_HEADS, DIM, DIM_PADDED, PIECE, BLOCK_SIZE, WINDOW, SOFTCAP, KEYS,
         )  # fmt: skip
         if masked_from >= end:  # nothing was visited, so nobody looked ahead
             block = _blocks(next_table, next_begin, next_end, BLOCK_SIZE, KEYS)
@@ -532,10 +532,10 @@ def _attention(
         alone = not SMALL or count == 1
         own = 2 * slot + tl.where(number == slot, 0, 1)
         part = (own.to(tl.int64) * KV_HEADS + kv_head) * ROWS + row
-        for chunk in tl.static_range(DIM_PADDED // CHUNK):
-            at = chunk * CHUNK + tl.arange(0, CHUNK)
+        for piece in tl.static_range(DIM_PADDED // PIECE):
+            at = piece * PIECE + tl.arange(0, PIECE)
             stored = live[:, None] & (at < DIM)[None, :]
-            result = acc[chunk] / divisor[:, None]
+            result = acc[piece] / divisor[:, None]
             if alone:
                 target = out + token_head[:, None] * DIM + at[None, :]
                 tl.store(target, result.to(out.dtype.element_ty), mask=stored)
@@ -605,14 +605,14 @@ def _visit(
     KV_HEADS: tl.constexpr,
     DIM: tl.constexpr,
     DIM_PADDED: tl.constexpr,
-    CHUNK: tl.constexpr,
+    PIECE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
     KEYS: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tuple, tl.tensor]:
     """Online softmax over the keys in [begin, until): each row's maximum (log2), its sum of weights, and the
-    weighted values, CHUNK of their elements each. Unless MASKED, all rows see all of them. `block` are the blocks of
+    weighted values, PIECE of their elements each. Unless MASKED, all rows see all of them. `block` are the blocks of
     the first KEYS of them; those that lie in [next_begin, next_end) of `next_table` come back."""
     lane = tl.arange(0, KEYS)
     column = tl.arange(0, DIM_PADDED)
@@ -635,8 +635,8 @@ def _visit(
         else:
             k = tl.load(keys + place + column[None, :])
         v: tl.tuple = ()
-        for chunk in tl.static_range(DIM_PADDED // CHUNK):
-            at = (chunk * CHUNK + tl.arange(0, CHUNK))[None, :]
+        for piece in tl.static_range(DIM_PADDED // PIECE):
+            at = (piece * PIECE + tl.arange(0, PIECE))[None, :]
             if MASKED or DIM < DIM_PADDED:
                 v += (tl.load(values + place + at, mask=(key < end)[:, None] & (at < DIM), other=0.0),)
             else:
@@ -668,9 +668,9 @@ def _visit(
         total = total * fade + tl.sum(shares, axis=1)
         shares = shares.to(values.dtype.element_ty)
         weighted: tl.tuple = ()
-        for chunk in tl.static_range(DIM_PADDED // CHUNK):
-            faded = acc[chunk] * fade[:, None]
-            weighted += (tl.dot(shares, v[chunk], faded, input_precision="ieee"),)
+        for piece in tl.static_range(DIM_PADDED // PIECE):
+            faded = acc[piece] * fade[:, None]
+            weighted += (tl.dot(shares, v[piece], faded, input_precision="ieee"),)
         acc = weighted
         top = higher
         block = following

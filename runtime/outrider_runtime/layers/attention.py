@@ -60,7 +60,7 @@ class Tile:
         to wait for another to end, a third of the time would be lost."""
         return min(MOST_REGISTERS, REGISTERS // (32 * self.warps * self.per_processor) // 8 * 8)
 
-    def chunk(self, dim: int) -> int:
+    def piece(self, dim: int) -> int:
         """The elements of values that a product takes, of a head of this size: all, or, where sixteen rows could be
         each warp's own, so few that the compiler makes them that. Else warps share rows, and wait for one another at
         each maximum and each sum: for five queries of each of 256 requests 9 % of the kernel's time."""

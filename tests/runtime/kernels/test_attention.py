@@ -54,10 +54,10 @@ def test_heads_of_any_number_and_size(kv_heads, shared, dim):
     check(make_case([(1, 40), (7, 9)], kv_heads=kv_heads, shared=shared, dim=dim))
 
 
-@pytest.mark.parametrize(("dim", "chunk", "window"), [(128, 32, None), (80, 32, 40), (16, 16, None)])
-def test_values_are_weighed_in_pieces_where_that_gives_each_warp_rows_of_its_own(dim, chunk, window):
+@pytest.mark.parametrize(("dim", "piece", "window"), [(128, 32, None), (80, 32, 40), (16, 16, None)])
+def test_values_are_weighed_in_pieces_where_that_gives_each_warp_rows_of_its_own(dim, piece, window):
     tile = Tile(rows=32, keys=16, stages=2, warps=2, per_processor=2)
-    assert tile.chunk(1 << (dim - 1).bit_length()) == chunk
+    assert tile.piece(1 << (dim - 1).bit_length()) == piece
     case = make_case([(5, 90), (3, 40), (5, 5)], shared=4, dim=dim, window=window, padding=3)
     check(case, small=True, tuning=replace(TUNING, small=tile))
 
