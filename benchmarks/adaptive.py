@@ -33,6 +33,7 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from benchmarks.agreement import Circle, agree, build, build_head, prompt, prompt_to_copy  # noqa: E402
 from benchmarks.decode import LLAMA, SHAPES, capture, free, freeze, make_engine, measuring, met_by, settings  # noqa: E402
+from benchmarks.decode import parse as decode_options  # noqa: E402
 
 from outrider_runtime.config import HEADS  # noqa: E402
 from outrider_runtime.engine.engine import Engine  # noqa: E402
@@ -422,20 +423,16 @@ def make_site(options: Namespace, pair: str, target: LlamaForCausalLM, circle: C
     longest = max(options.copied, AHEAD + max(_window(options, concurrency) for concurrency in options.levels))
     most = options.num_speculative_tokens
     stepped = [options.step_concurrency] if "steps" in options.parts else []
-    setting = Namespace(
-        method="draft-model" if pair in DRAFTS else pair,
-        input=longest if draft is None else options.input,
-        output=longest if draft is None else options.output,
-        concurrency=sorted({*options.levels, *stepped}),
-        num_speculative_tokens=min(most, draft.shape.heads) if isinstance(draft, MedusaHeads) else most,
-        max_batched_tokens=options.max_batched_tokens,
-        accepted_length=None,
-        acceptance=None,
-        cached_prompts=False,
-        tree_top_k=None,
-        temperature=0.0,
-        adaptive=True,
-    )
+    of = {
+        "method": "draft-model" if pair in DRAFTS else pair,
+        "input": longest if draft is None else options.input,
+        "output": longest if draft is None else options.output,
+        "concurrency": sorted({*options.levels, *stepped}),
+        "num_speculative_tokens": min(most, draft.shape.heads) if isinstance(draft, MedusaHeads) else most,
+        "max_batched_tokens": options.max_batched_tokens,
+        "adaptive": True,
+    }
+    setting = Namespace(**vars(decode_options([])) | of)
     engine = make_engine(setting, target, draft)
     assert engine._calibration is not None
     engine._calibration.begin()
