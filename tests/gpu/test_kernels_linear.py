@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.gpu.marks import ON_A_GPU
+from tests.gpu.marks import ON_A_GPU, ON_HOPPER
 from torch.nn import functional as F
 
 from outrider_runtime.layers import linear
@@ -16,7 +16,6 @@ from outrider_runtime.models.config import ModelConfig
 if torch.cuda.is_available():
     from outrider_runtime.kernels import skinny
     from outrider_runtime.kernels.activation import silu_gate
-    from outrider_runtime.kernels.limits import hopper
     from outrider_runtime.kernels.norm import rms_norm
     from outrider_runtime.kernels.rope import rotation, turn_and_store
     from outrider_runtime.kernels.skinny import product
@@ -124,13 +123,12 @@ def test_gates(rows, size, dtype):
     assert_close(silu_gate(merged), gated(merged.double()))
 
 
+@ON_HOPPER
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize(
     ("rows", "outputs", "inputs"), [(1280, 14336, 4096), (256, 8192, 2048), (300, 4864, 896), (5, 136, 72)]
 )
 def test_gated_products_of_many_rows(rows, outputs, inputs, dtype):
-    if not hopper(torch.device("cuda")):
-        pytest.skip("for Hopper")
     x, weight = random(rows, inputs, dtype=dtype), random(2 * outputs, inputs, dtype=dtype, scale=inputs**-0.5)
     expected = gated(F.linear(x.double(), weight.double()))
     first = gated_product(x, weight)
@@ -146,9 +144,8 @@ def test_gated_products_of_many_rows(rows, outputs, inputs, dtype):
     assert torch.equal(result, first)
 
 
+@ON_HOPPER
 def test_a_layer_of_many_rows_takes_the_gated_product(monkeypatch):
-    if not hopper(torch.device("cuda")):
-        pytest.skip("for Hopper")
     layer = MergedLinear(4096, {"gate_proj": 14336, "up_proj": 14336}, False, torch.bfloat16, "cuda")
     layer.weight.normal_(std=4096**-0.5)
     norm = RMSNorm(4096, 1e-5, torch.bfloat16, "cuda")
@@ -221,14 +218,13 @@ def test_a_product_turns_and_stores_as_the_kernel_behind_it_does(heads, kv_heads
     assert_close(ours.values, wanted.values)
 
 
+@ON_HOPPER
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize(
     ("rows", "heads", "kv_heads", "dim", "inputs"),
     [(1280, 32, 8, 128, 4096), (300, 32, 8, 64, 2048), (130, 4, 2, 128, 8192), (5, 2, 2, 128, 72)],
 )
 def test_products_of_many_rows_turn_and_store(rows, heads, kv_heads, dim, inputs, dtype):
-    if not hopper(torch.device("cuda")):
-        pytest.skip("for Hopper")
     outputs = (heads + 2 * kv_heads) * dim
     x, weight = random(rows, inputs, dtype=dtype), random(outputs, inputs, dtype=dtype, scale=inputs**-0.5)
     bias = random(outputs, dtype=dtype)
@@ -241,9 +237,8 @@ def test_products_of_many_rows_turn_and_store(rows, heads, kv_heads, dim, inputs
         assert_close(ours.values, wanted.values)
 
 
+@ON_HOPPER
 def test_a_layer_of_many_rows_takes_the_turned_product(monkeypatch):
-    if not hopper(torch.device("cuda")):
-        pytest.skip("for Hopper")
     layer = MergedLinear(4096, {"q": 4096, "k": 1024, "v": 1024}, False, torch.bfloat16, "cuda")
     layer.weight.normal_(std=4096**-0.5)
     x, turns = random(1280, 4096, dtype=torch.bfloat16), [turn(1280, 8, 128, torch.bfloat16) for _ in range(2)]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.runtime.kernels.turning import assert_turned, twins
 from torch.nn import functional as F
 
 from outrider_runtime.kernels import skinny
 from outrider_runtime.kernels.limits import HOPPER
 from outrider_runtime.kernels.skinny import Tiling, product, tiling
-from outrider_runtime.layers.rope import Turn, split_qkv, turn_and_store
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3}  # the interpreter does not multiply bfloat16
 PLAIN = Tiling(32, 32, 1, 2, 4)
@@ -83,23 +83,10 @@ def test_heads_turn_and_their_keys_and_values_are_stored(rows, heads, kv_heads, 
     outputs = (heads + 2 * kv_heads) * dim
     x, weight = random(rows, 80, dtype=dtype), random(outputs, 80, dtype=dtype) / 9
     bias, norm = random(outputs, dtype=dtype), random(80, dtype=dtype, seed=9)
-    angles = random(rows, 1, dim // 2) * 3
-    slots = torch.randperm(20, generator=torch.Generator().manual_seed(rows))[:rows]
-    slots[1::4] = -1
-
-    def turn(dtype: torch.dtype) -> Turn:
-        cosines, sines = angles.cos(), angles.sin()
-        keys, values = torch.full((2, 20, kv_heads, dim), 7.0, dtype=dtype)
-        return Turn(torch.cat((cosines, cosines), -1), torch.cat((-sines, sines), -1), keys, values, slots)
-
-    ours, wanted = turn(dtype), turn(torch.float64)
+    ours, twin = twins(rows, kv_heads, dim, dtype)
     plan = Tiling(width, 32, splits, 2, 4)
     queries = product(x, weight, norm=norm, eps=1e-5, bias=bias, turn=ours, plan=plan)
-    turned = turn_and_store(*split_qkv(expected(x, weight, norm, 1e-5, bias), wanted), wanted, None)
-    for result, want in zip((queries, ours.keys, ours.values), (turned, wanted.keys, wanted.values), strict=True):
-        assert result.dtype == dtype
-        tolerance = TOLERANCE[dtype]
-        torch.testing.assert_close(result.double(), want, rtol=tolerance, atol=tolerance * want.abs().max().item())
+    assert_turned(queries, ours, expected(x, weight, norm, 1e-5, bias), twin, TOLERANCE[dtype])
 
 
 def test_parts_of_a_split_product_are_summed_again_and_again_to_the_same():

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.runtime.kernels.turning import assert_turned, twins
 from torch.nn import functional as F
 
 from outrider_runtime.kernels.tall import gated_product, gating_pays, turned_product, turning_pays
-from outrider_runtime.layers.rope import Turn, split_qkv, turn_and_store
+from outrider_runtime.layers.rope import Turn
 
 
 @pytest.mark.parametrize(
@@ -46,22 +47,10 @@ def test_heads_turn_and_their_keys_and_values_are_stored(rows, heads, kv_heads, 
         torch.randn(shape, generator=generator).half() for shape in ((rows, inputs), (outputs, inputs), (outputs,))
     )
     weight /= 8
-    angles = 3 * torch.randn(rows, 1, dim // 2, generator=generator)
-    slots = torch.randperm(rows + 5, generator=generator)[:rows]
-    slots[1::4] = -1
-
-    def turn(dtype: torch.dtype) -> Turn:
-        cosines, sines = angles.cos(), angles.sin()
-        keys, values = torch.full((2, rows + 5, kv_heads, dim), 7.0, dtype=dtype)
-        return Turn(torch.cat((cosines, cosines), -1), torch.cat((-sines, sines), -1), keys, values, slots)
-
-    ours, wanted = turn(torch.float16), turn(torch.float64)
+    ours, twin = twins(rows, kv_heads, dim, torch.float16)
     queries = turned_product(x, weight, bias if biased else None, ours, programs=programs)
     product = F.linear(x.double(), weight.double(), bias.double() if biased else None)
-    turned = turn_and_store(*split_qkv(product, wanted), wanted, None)
-    for result, want in zip((queries, ours.keys, ours.values), (turned, wanted.keys, wanted.values), strict=True):
-        assert result.dtype == torch.float16
-        torch.testing.assert_close(result.double(), want, rtol=2e-3, atol=2e-3 * want.abs().max().item())
+    assert_turned(queries, ours, product, twin, tolerance=2e-3)
 
 
 @pytest.mark.parametrize(
