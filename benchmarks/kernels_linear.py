@@ -6,7 +6,7 @@
 surrounds it, the library's product and the kernels around that beside ours, by the rule's tiling and by others, the
 fastest first; `around` what few large batches need besides products; `many` a layer's products of many rows, gate and
 up, and heads, with what follows by the library or by our kernels, in turns, since all make the device so hot that it
-slows down.
+slows down; `largest` greedy tokens of many rows, in the same way.
 """
 
 from __future__ import annotations
@@ -24,14 +24,23 @@ from torch.nn import functional as F
 from outrider_runtime.kernels.activation import silu_gate
 from outrider_runtime.kernels.norm import rms_norm
 from outrider_runtime.kernels.rope import turn_and_store
+from outrider_runtime.kernels.sampling import draw
 from outrider_runtime.kernels.skinny import WAVE, Tiling, product, tiling
-from outrider_runtime.kernels.tall import gated_product, gating_pays, turned_product, turning_pays
+from outrider_runtime.kernels.tall import (
+    gated_product,
+    gating_pays,
+    largest_of_product,
+    largest_pays,
+    turned_product,
+    turning_pays,
+)
 from outrider_runtime.kv.cache import KVCache
 from outrider_runtime.layers import linear
 from outrider_runtime.layers.batch import Batch
 from outrider_runtime.layers.rope import Turn, split_qkv
 from outrider_runtime.models import llama
 from outrider_runtime.models.config import ModelConfig
+from outrider_runtime.sampling.table import Mode, SamplingTable
 
 ROWS = (1, 2, 5, 8, 16, 32, 64)
 MANY_ROWS = (128, 192, 256, 320, 384, 512, 640, 768, 896, 1024, 1280, 2048, 8192)
@@ -61,11 +70,11 @@ MODELS = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", choices=["stack", "products", "around", "many", []], default=[])
+    parser.add_argument("parts", nargs="*", choices=["stack", "products", "around", "many", "largest", []], default=[])
     parser.add_argument("--model", choices=MODELS, action="append")
     parser.add_argument("--rows", type=int, nargs="+", default=ROWS)
     given = parser.parse_args()
-    parts = {"stack": stack, "products": products, "around": around, "many": many}
+    parts = {"stack": stack, "products": products, "around": around, "many": many, "largest": largest}
     print(torch.__version__, torch.cuda.get_device_name())
     for name in given.model or MODELS:
         for part in given.parts or parts:
@@ -176,6 +185,30 @@ def many(name: str, config: ModelConfig, _: Iterable[int]) -> None:
         rule = gating_pays(x, weights[0][2]), turning_pays(x, weights[0][0], turn)
         ratios = (f"{each / library:.3f}{'*' if pays else ' '}" for each, pays in zip(ours, rule, strict=True))
         print(str(count).rjust(5), f"{library:8.1f} |", " | ".join(ratios), flush=True)
+
+
+@torch.inference_mode()
+def largest(name: str, config: ModelConfig, _: Iterable[int]) -> None:
+    """Of the vocabulary, and of that of an EAGLE-3 head."""
+    table = SamplingTable(torch.zeros(1, 16, dtype=torch.int32, device="cuda"))
+    print(f"\n{name}, greedy tokens, us by rows: logits and search by the library | ratio, * where the rule takes it")
+    for outputs in (config.vocab_size, 32_000):
+        weights = [
+            torch.randn(outputs, config.hidden_size, dtype=torch.bfloat16, device="cuda") * 0.02
+            for _ in range(1 + COLD // (outputs * config.hidden_size * 2))
+        ]
+        for count in MANY_ROWS:
+            x = torch.randn(count, config.hidden_size, dtype=torch.bfloat16, device="cuda")
+            slots = torch.zeros(count, dtype=torch.int32, device="cuda")
+
+            ways: tuple[Callable[..., Tensor], ...] = (
+                lambda weight, x=x, slots=slots: draw(F.linear(x, weight), slots, slots, table, Mode.GREEDY),
+                lambda weight, x=x: largest_of_product(x, weight),
+            )
+            graphs = [graph_of(lambda way=way, weights=weights: [way(weight) for weight in weights]) for way in ways]
+            library, ours = (median(times) / len(weights) for times in in_turns(graphs, 20))
+            rule = "*" if largest_pays(count, weights[0]) else " "
+            print(f"{outputs:6} {count:5} {library:8.1f} | {ours / library:.3f}{rule}", flush=True)
 
 
 class Work:

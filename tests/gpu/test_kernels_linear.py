@@ -19,7 +19,7 @@ if torch.cuda.is_available():
     from outrider_runtime.kernels.norm import rms_norm
     from outrider_runtime.kernels.rope import rotation, turn_and_store
     from outrider_runtime.kernels.skinny import product
-    from outrider_runtime.kernels.tall import gated_product, turned_product
+    from outrider_runtime.kernels.tall import gated_product, largest_of_product, turned_product
 
 pytestmark = ON_A_GPU
 
@@ -121,6 +121,27 @@ def test_norms(rows, size, dtype):
 def test_gates(rows, size, dtype):
     merged = random(rows, 2 * size, dtype=dtype, scale=4)
     assert_close(silu_gate(merged), gated(merged.double()))
+
+
+@ON_HOPPER
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    ("rows", "outputs", "inputs"), [(1280, 128256, 4096), (256, 151936, 896), (300, 32000, 2048), (5, 1100, 72)]
+)
+def test_the_largest_of_products_of_many_rows(rows, outputs, inputs, dtype):
+    x, weight = (torch.randint(-2, 3, (size, inputs), device="cuda").to(dtype) for size in (rows, outputs))
+    weight[outputs // 2 :] = weight[: outputs // 2].roll(1, 0)  # all are twice
+    exact = F.linear(x, weight)  # of whole numbers, so that more are equal when they are rounded
+    expected = (exact == exact.amax(1, keepdim=True)).int().argmax(1)
+    assert torch.equal(largest_of_product(x, weight).long(), expected)
+    count, places = (
+        torch.tensor([rows // 3], dtype=torch.int32, device="cuda"),
+        torch.arange(rows, 0, -1, device="cuda"),
+    )
+    out = torch.full((rows + 1,), -1, dtype=torch.int32, device="cuda")
+    largest_of_product(x, weight, count=count, places=places.int(), out=out)
+    assert torch.equal(out[places[: rows // 3]].long(), expected[: rows // 3])
+    assert (out >= 0).sum() == rows // 3
 
 
 @ON_HOPPER

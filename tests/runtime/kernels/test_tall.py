@@ -7,7 +7,14 @@ import torch
 from tests.runtime.kernels.turning import assert_turned, twins
 from torch.nn import functional as F
 
-from outrider_runtime.kernels.tall import gated_product, gating_pays, turned_product, turning_pays
+from outrider_runtime.kernels.tall import (
+    gated_product,
+    gating_pays,
+    largest_of_product,
+    largest_pays,
+    turned_product,
+    turning_pays,
+)
 from outrider_runtime.layers.rope import Turn
 
 
@@ -54,6 +61,43 @@ def test_heads_turn_and_their_keys_and_values_are_stored(rows, heads, kv_heads, 
 
 
 @pytest.mark.parametrize(
+    ("rows", "outputs", "inputs", "programs"),
+    [
+        (128, 256, 64, 1),  # one tile
+        (5, 500, 72, 8),  # 2, the second of which goes 3 columns beyond each half
+        (260, 1100, 40, 7),  # 15
+    ],
+)
+@pytest.mark.parametrize("counted", [False, True])
+def test_the_largest_of_a_product(rows, outputs, inputs, programs, counted):
+    generator = torch.Generator().manual_seed(rows)
+    x, weight = (torch.randint(-2, 3, (size, inputs), generator=generator).half() for size in (rows, outputs))
+    x[0] = 0  # all are equal
+    weight[3], weight[-1] = weight[outputs // 2], weight[outputs // 2]
+    x[1:4] = 2 * weight[3]  # the first of three, of both halves
+    product = x.double() @ weight.double().T
+    expected = (product == product.amax(1, keepdim=True)).int().argmax(1)
+    if counted:  # a third of them, to other places
+        count, places = torch.tensor([rows // 3], dtype=torch.int32), torch.randperm(rows, generator=generator).int()
+        out = torch.full((rows,), -1, dtype=torch.int32)
+        result = largest_of_product(x, weight, count=count, places=places, out=out, programs=programs)
+        assert result is out
+        assert result[places[: rows // 3]].tolist() == expected[: rows // 3].tolist()
+        assert (result >= 0).sum() == rows // 3
+    else:
+        result = largest_of_product(x, weight, programs=programs)
+        assert result.dtype is torch.int32
+        assert result.tolist() == expected.tolist()
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_what_is_no_number_still_has_a_column(value):
+    x, weight = torch.full((3, 64), value).half(), torch.ones(300, 64).half()
+    assert all(0 <= column < 300 for column in largest_of_product(x, weight).tolist())
+
+
+@pytest.mark.parametrize(
     ("rows", "processors", "expected"),
     [
         (64, 132, False),  # half of each tile is padding
@@ -72,6 +116,22 @@ def test_it_pays_where_few_processors_wait(rows, processors, expected, monkeypat
     monkeypatch.setattr("outrider_runtime.kernels.tall.processors", lambda device: processors)
     x, weight = (torch.empty(size, 4096, dtype=torch.bfloat16, device="meta") for size in (rows, 2 * 14336))
     assert gating_pays(x, weight) is expected
+
+
+@pytest.mark.parametrize(
+    ("rows", "outputs", "expected"),
+    [
+        (100, 128256, False),
+        (128, 128256, True),
+        (192, 128256, False),  # a quarter of the tiles is padding
+        (1280, 128256, True),
+        (1280, 128257, False),  # not in halves
+        (1280, 20000, False),  # 790 tiles in 6 rounds, of which none is done in halves
+    ],
+)
+def test_it_pays_for_many_logits(rows, outputs, expected, monkeypatch):
+    monkeypatch.setattr("outrider_runtime.kernels.tall.processors", lambda device: 152)
+    assert largest_pays(rows, torch.empty(outputs, 4096, dtype=torch.bfloat16, device="meta")) is expected
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
