@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+from unittest.mock import Mock
 
 import pytest
 import torch
-from tests.gpu.marks import ON_A_GPU
+from benchmarks.decode import synthetic
+from tests.gpu.marks import ON_A_GPU, ON_HOPPER
 from tests.runtime.engine.driver import assert_all_free, make_engine, naive, run
 from tests.runtime.methods import METHODS
 from tests.runtime.tiny import VOCAB, ours, reference_model
@@ -15,6 +17,7 @@ from outrider_runtime.engine.engine import Engine
 from outrider_runtime.engine.messages import AddRequest
 from outrider_runtime.sampling.noise import gumbel, random_words
 from outrider_runtime.sampling.params import SamplingParams
+from outrider_runtime.speculation import greedy
 
 pytestmark = ON_A_GPU
 
@@ -90,6 +93,29 @@ def test_in_bfloat16_an_equal_draft_is_nearly_always_accepted():
     run(engine, requests(PARAMS["sampled"]))
     stats = engine.stats()
     assert stats.accepted_tokens > 0.85 * stats.draft_tokens
+
+
+@ON_HOPPER
+def test_texts_are_the_same_whether_all_rows_are_computed_or_those_that_count(monkeypatch):
+    target, draft = (synthetic("tiny", torch.bfloat16, "cuda") for _ in range(2))
+    for parameter in draft.parameters():
+        parameter.add_(torch.randn_like(parameter), alpha=0.03 * parameter.std().item())
+    params = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)
+    prompts = [request.prompt for request in crowd()]
+    by_halves, calls = Mock(wraps=greedy.by_halves), []
+    monkeypatch.setattr(greedy, "by_halves", by_halves)
+    monkeypatch.setattr("outrider_runtime.kernels.tall.largest_pays", lambda rows, weight: True)
+    texts = []
+    for least in (1 << 30, 0):
+        monkeypatch.setattr(greedy, "HALVED_ROWS", least)
+        engine = make_engine("equal draft", target=target, draft=draft, concurrency=12, blocks=300)
+        collector = run(engine, [AddRequest(str(index), prompt, params) for index, prompt in enumerate(prompts)])
+        texts.append([collector.tokens(str(index)) for index in range(len(prompts))])
+        calls.append(by_halves.call_count)
+        stats = engine.stats()
+        assert 0.1 * stats.draft_tokens < stats.accepted_tokens < 0.9 * stats.draft_tokens
+    assert texts[0] == texts[1]
+    assert calls[1] > calls[0] == 0
 
 
 @pytest.mark.parametrize("method", ["n-gram", "random draft"])

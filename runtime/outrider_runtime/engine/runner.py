@@ -35,6 +35,7 @@ from outrider_runtime.sampling.sampler import sample
 from outrider_runtime.sampling.table import Mode, SamplingTable
 from outrider_runtime.speculation.allocation import Captured
 from outrider_runtime.speculation.cost import StepShape
+from outrider_runtime.speculation.greedy import greedy_tokens
 from outrider_runtime.speculation.proposer import Proposer, Read
 from outrider_runtime.speculation.registry import Setting, make_proposer
 from outrider_runtime.speculation.verify import commit, commit_tree, draw_lots, draw_runs, stands_by_lot
@@ -343,12 +344,16 @@ class Runner:
         owners = self._feeds.views(self._largest).owners  # all, since a graph serves steps of any number of tokens
 
         def program() -> None:
-            slots, positions = drawing(feed, owners, self._positions)
-            logits = self.target.logits(take_rows(self._hidden, feed.rows))
-            sampled = sample(logits, slots, positions, self._table, mode)
-            if logprobs:
-                self._results.tell(logprobs_of(logits, sampled, min(MAX_LOGPROBS, logits.shape[-1])))
             stands = None if self._lots is None else stands_by_lot(self._state, feed, self._lots)
+            sampled = None
+            if mode is Mode.GREEDY and not logprobs:
+                sampled = greedy_tokens(self.target, self._hidden, self._state, feed, stands, chains=self._tree is None)
+            if sampled is None:
+                slots, positions = drawing(feed, owners, self._positions)
+                logits = self.target.logits(take_rows(self._hidden, feed.rows))
+                sampled = sample(logits, slots, positions, self._table, mode)
+                if logprobs:
+                    self._results.tell(logprobs_of(logits, sampled, min(MAX_LOGPROBS, logits.shape[-1])))
             requests = len(feed.slots) - 1
             meant, results = self._meant[:requests], self._results.tokens[:requests]
             if self._tree is None:

@@ -198,6 +198,52 @@ def commit(
     )
 
 
+def rows_that_count(
+    texts: Tensor,
+    lengths: Tensor,
+    slots: Tensor,
+    drafts: Tensor,
+    first_rows: Tensor,
+    rows: Tensor,
+    sampled: Tensor,
+    stands: Tensor | None,
+    *,
+    rest: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Of the feed's rows the first half of each request's, and those of nobody, so that a step that is measured costs
+    what it may cost; or, by what was `sampled` there, the `rest` of those requests whose drafts all stand up to it.
+
+    Which rows they are and what tokens they are sampled behind, [rows] or half as many, int32 each, and how many they
+    are, [1]. Behind so many, tokens are 0 and rows undefined.
+    """
+    most = len(rows) // 2 if rest else len(rows)
+    places, tokens = torch.empty(2, most, dtype=torch.int32, device=rows.device).unbind(0)
+    count = torch.empty(1, dtype=torch.int32, device=rows.device)
+    _rows_that_count[(1,)](
+        texts,
+        texts.stride(0),
+        texts.shape[1] - 1,
+        lengths,
+        slots,
+        drafts,
+        first_rows,
+        rows,
+        sampled,
+        stands,
+        places,
+        tokens,
+        count,
+        len(slots),
+        len(rows),
+        most,
+        REST=rest,
+        REQUESTS=triton.next_power_of_2(len(slots)),
+        BLOCK=1024,
+        num_warps=8,
+    )
+    return places, tokens, count
+
+
 def stands_by_lot(lengths: Tensor, slots: Tensor, lots: Tensor) -> Tensor:
     """lots[slots, lengths[slots] modulo their number], which is a power of two: [requests] int32."""
     requests = len(slots)
@@ -404,6 +450,64 @@ def _place(
     column = tl.minimum(tl.load(first + row, mask=there, other=0) + turn, last_column)
     draft = tl.load(drafts + row * draft_stride + turn, mask=there, other=0)
     tl.store(texts + slot * stride + column, draft, mask=there)
+
+
+@compiled_once
+def _rows_that_count(
+    texts: tl.tensor,
+    stride: tl.tensor,
+    last_column: tl.tensor,
+    lengths: tl.tensor,
+    slots: tl.tensor,
+    drafts: tl.tensor,
+    first_rows: tl.tensor,
+    rows: tl.tensor,
+    sampled: tl.tensor,
+    stands: tl.tensor,
+    places: tl.tensor,
+    behind: tl.tensor,
+    found: tl.tensor,
+    requests: tl.tensor,
+    count: tl.tensor,
+    most: tl.tensor,
+    REST: tl.constexpr,
+    REQUESTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    """`behind`: the tokens."""
+    request, lane = tl.arange(0, REQUESTS), tl.arange(0, BLOCK)
+    there = request < requests
+    first = tl.load(first_rows + request, mask=there, other=-1)
+    own = tl.where(first < 0, 0, 1 + tl.load(drafts + request, mask=there, other=0))
+    half = (own + 1) // 2
+    begin, taken = tl.zeros([REQUESTS], tl.int32), half
+    if REST:
+        if stands is None:
+            slot = tl.load(slots + request, mask=there, other=0).to(tl.int64)
+            length = tl.load(lengths + slot, mask=there, other=0)
+            going = own > 0
+            for turn in range(tl.max(half)):
+                looked = going & (turn < half)
+                column = tl.minimum(length + turn, last_column)
+                draft = tl.load(texts + slot * stride + column, mask=looked, other=0)
+                going &= draft == tl.load(sampled + first + turn, mask=looked, other=0)
+        else:
+            going = tl.load(stands + request, mask=there, other=0) >= half
+        begin, taken = half, tl.where(going, own - half, 0)
+    at = tl.cumsum(taken) - taken
+    for turn in range(tl.max(taken)):
+        row, inside = first + begin + turn, turn < taken
+        tl.store(places + at + turn, row, mask=inside)
+        tl.store(behind + at + turn, tl.load(rows + row, mask=inside, other=0), mask=inside)
+    picked = tl.sum(taken)
+    if not REST:
+        last = tl.sum(own)
+        for row in range(last, count, BLOCK):
+            tl.store(places + picked + row - last + lane, row + lane, mask=row + lane < count)
+        picked += count - last
+    tl.store(found, picked)
+    for unused in range(tl.sum(taken), most, BLOCK):
+        tl.store(behind + unused + lane, tl.zeros([BLOCK], tl.int32), mask=unused + lane < most)
 
 
 @compiled_once

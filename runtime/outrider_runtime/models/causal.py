@@ -61,6 +61,11 @@ class CausalLM(Weighted):
     attention_shape: AttentionShape
     taps: Tensor | None = None
 
+    @property
+    def output(self) -> Tensor | None:
+        """[vocab, hidden], the matrix that logits() multiplies by, where it does nothing else."""
+        return None
+
     @abstractmethod
     def forward(self, batch: Batch, cache: KVCache) -> Tensor:
         """Write the batch's KV and return its hidden states after the last norm, [tokens, hidden]."""

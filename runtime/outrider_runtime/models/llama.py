@@ -53,6 +53,10 @@ class LlamaForCausalLM(CausalLM):
         logits: Tensor = self.head.logits(hidden)
         return logits
 
+    @property
+    def output(self) -> Tensor | None:
+        return self.head.weight
+
     def tap(self, layers: Sequence[int], tokens: int) -> None:
         size = self.config.hidden_size
         self.taps = torch.zeros(tokens, len(layers) * size, dtype=self.dtype, device=self.device)

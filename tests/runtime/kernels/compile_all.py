@@ -145,6 +145,9 @@ def surround_all() -> None:
         pair.pair(empty(128256, 2048), ints(TOKENS), empty(TOKENS, 2048), norms=norms, eps=1e-5)
     activation.silu_gate(empty(TOKENS, 2 * 8192))
     tall.gated_product(empty(256, 4096), empty(2 * 14336, 4096))
+    counted = {"count": ints(1), "places": ints(256), "out": ints(256)}
+    for outputs, given in ((128256, {}), (151936, counted)):
+        tall.largest_of_product(empty(256, 4096), empty(outputs, 4096), **given)
     for dim, normed, slots in ((64, False, ints(TOKENS)), (128, True, ints(TOKENS).long())):
         turns = rope.rotation(ints(TOKENS), empty(dim // 2, dtype=torch.float32), 1.0)
         keys, values = empty(2, 64, 8, dim)
@@ -179,6 +182,8 @@ def step_all() -> None:
     step.stands_by_lot(per_slot, per_request, ints(SLOTS + 1, 4096))
     for stands in (None, per_request):
         step.commit(texts, per_slot, *[per_request] * 4, ints(TOKENS), ints(SLOTS), ints(SLOTS, 8), stands)
+    for stands, rest in ((None, True), (per_request, True), (None, False)):
+        step.rows_that_count(texts, per_slot, *[per_request] * 3, ints(TOKENS), ints(TOKENS), stands, rest=rest)
     follow.entries(texts, per_slot, tables, *[per_request] * 3, ints(TOKENS), ints(TOKENS), nobody=SLOTS, **at)
     ngram.continuations(texts, ints(4), ints(4), 5, 2, 4)
 

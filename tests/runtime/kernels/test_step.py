@@ -14,6 +14,7 @@ from outrider_runtime.kernels import step
 from outrider_runtime.kv.cache import KVCache
 from outrider_runtime.models.config import ModelConfig, model_config
 from outrider_runtime.speculation import verify
+from outrider_runtime.speculation.greedy import by_halves
 
 SLOTS, WIDTH, SIZE, LONGEST = 6, 40, 4, 3
 VOCAB = 3  # few, so that drafts stand
@@ -149,6 +150,50 @@ def test_lots_are_drawn_as_the_definition_says():
     lots = verify.draw_lots(2.5, SLOTS + 1, "cpu")
     expected = verify.stands_by_lot(state, rig.feed, lots)
     assert step.stands_by_lot(state.lengths, rig.feed.slots, lots).tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("by_lot", [False, True])
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("seed", range(8))
+def test_greedy_tokens_are_there_as_far_as_they_count(seed, padded, by_lot):
+    rig = Rig(seed, padded=padded)
+    generator = torch.Generator().manual_seed(seed)
+    # Of each row another token is the largest, and of the padding, whose token is the first one's, some other.
+    hidden = torch.randn(len(rig.feed.owners), 64, generator=generator).half()
+    weight = torch.zeros(2 * (VOCAB + VOCAB % 2), 64).half()
+    weight[:VOCAB] = torch.randn(VOCAB, 64, generator=generator).half()
+    every = (hidden.double() @ weight.double().T).argmax(1).to(torch.int32)[rig.feed.rows]
+    requests = len(rig.feed.slots) - 1
+    stands = torch.arange(requests + 1, dtype=torch.int32) % (LONGEST + 1) if by_lot else None
+    sampled = by_halves(weight, hidden, rig.states[0], rig.feed, stands)
+    results = [torch.zeros(requests, 3 + LONGEST, dtype=torch.int32) for _ in range(2)]
+    for state, tokens, result in zip(rig.states, (sampled, every), results, strict=True):
+        verify.walk(state, rig.feed, tokens, torch.zeros(requests, dtype=torch.int32), result, stands)
+    emitted = results[1][:, 0].tolist()
+    assert emitted == results[0][:, 0].tolist()
+    for row, count in enumerate(emitted):
+        assert results[0][row, 2 : 2 + count].tolist() == results[1][row, 2 : 2 + count].tolist()
+    assert torch.equal(*(state.tokens[:SLOTS, :WIDTH] for state in rig.states))
+
+
+def test_rows_that_count_are_first_halves_then_what_is_left_where_those_stand():
+    shares = [Share(slot, AT_THE_END, 1, drafts, 30, samples=slot != 2) for slot, drafts in enumerate((4, 1, 0, 0, 4))]
+    feed = FeedBuffer(FeedShape(6, 20, 16, 1), 5, torch.device("cpu")).pack(shares, [], FeedShape(6, 20, 16, 1))
+    state = DeviceState(5, WIDTH, WIDTH // SIZE, "cpu")
+    state.lengths.fill_(7)
+    state.tokens[:, 7:11] = torch.tensor([5, 6, 7, 8])
+    about = state.tokens, state.lengths, feed.slots, feed.drafts, feed.first_rows, feed.rows
+    sampled = torch.zeros(16, dtype=torch.int32)
+    places, tokens, count = step.rows_that_count(*about, sampled, None, rest=False)
+    # 5 rows, 2, 1 and 5, and 3 of nobody's; the request without a row has a token
+    assert places[: int(count)].tolist() == [0, 1, 2, 5, 7, 8, 9, 10, 13, 14, 15]
+    assert tokens.tolist() == [0, 1, 2, 5, 8, 9, 10, 11, *[0] * 8]
+    sampled[:3], sampled[5], sampled[8:11] = torch.tensor([5, 6, 7]), 9, torch.tensor([5, 6, 9])
+    places, tokens, count = step.rows_that_count(*about, sampled, None, rest=True)
+    assert (places[: int(count)].tolist(), tokens.tolist()) == ([3, 4], [3, 4, *[0] * 6])
+    stands = torch.tensor([2, 1, 0, 0, 3, 0], dtype=torch.int32)
+    places, tokens, count = step.rows_that_count(*about, sampled, stands, rest=True)
+    assert (places[: int(count)].tolist(), tokens.tolist()) == ([6, 11, 12], [6, 12, 13, *[0] * 5])
 
 
 @pytest.mark.parametrize("by_lot", [False, True])
