@@ -482,7 +482,7 @@ def _attention(
     slot = tl.program_id(0) // KV_HEADS
     number, kv_head = slot, tl.program_id(0) % KV_HEADS
     queries, first_row, position, begin, end, table_row, step, behind, count, first = _item(items, capacity, number)
-    block = _blocks(block_tables + table_row, begin, end, BLOCK_SIZE, KEYS)
+    block = _blocks(block_tables + table_row, begin // KEYS * KEYS, end, BLOCK_SIZE, KEYS)
     while queries > 0:
         table = block_tables + table_row
         # Known before it is needed, so that no item begins with waiting for what it is about.
@@ -493,13 +493,13 @@ def _attention(
             upcoming = 2 * programs + tl.atomic_add(taken, 1, sem="relaxed")
         following = _item(items, capacity, next_number)
         _, _, _, next_begin, next_end, next_row, _, _, _, _ = following
-        next_table = block_tables + next_row
+        next_table, next_begin = block_tables + next_row, next_begin // KEYS * KEYS
 
         live = row < queries * SHARED
-        token_head = (first_row + row // SHARED).to(tl.int64) * HEADS + kv_head * SHARED + row % SHARED
-        source = (first_row + row // SHARED).to(tl.int64) * query_stride + (kv_head * SHARED + row % SHARED) * DIM
+        token, head = row // SHARED, kv_head * SHARED + row % SHARED
+        source = query + first_row.to(tl.int64) * query_stride
         filled = live[:, None] & (column < DIM)[None, :]
-        tile = tl.load(query + source[:, None] + column[None, :], mask=filled, other=0.0)
+        tile = tl.load(source + (token * query_stride + head * DIM)[:, None] + column[None, :], mask=filled, other=0.0)
         positions = position + row // SHARED
         seen = tl.zeros([ROWS], tl.int64)
         if ancestors is not None:
@@ -510,18 +510,19 @@ def _attention(
         acc: tl.tuple = ()  # [rows, piece] each
         for _ in tl.static_range(DIM_PADDED // PIECE):
             acc += (tl.zeros([ROWS, PIECE], tl.float32),)
-        masked_from = begin
+        start = begin // KEYS * KEYS
+        masked_from = start
         if not SMALL and WINDOW == 0:
-            # All queries of the tile see these.
-            open_end = position + 1 if ancestors is None else step
-            masked_from = tl.maximum(begin, begin + (tl.minimum(open_end, end) - begin) // KEYS * KEYS)
+            if begin == start:  # all queries of the tile see what lies before the first one
+                open_end = position + 1 if ancestors is None else step
+                masked_from = tl.maximum(start, tl.minimum(open_end, end) // KEYS * KEYS)
             top, total, acc, block = _visit(
-                top, total, acc, block, tile, positions, seen, keys, values, table, kv_head, begin, masked_from, end,
-                table, masked_from, end, step, scale, ancestors is not None, False,
+                top, total, acc, block, tile, positions, seen, keys, values, table, kv_head, begin, start, masked_from,
+                end, table, masked_from, end, step, scale, ancestors is not None, False,
                 KV_HEADS, DIM, DIM_PADDED, PIECE, BLOCK_SIZE, WINDOW, SOFTCAP, KEYS,
             )  # fmt: skip
         top, total, acc, block = _visit(
-            top, total, acc, block, tile, positions, seen, keys, values, table, kv_head, masked_from, end, end,
+            top, total, acc, block, tile, positions, seen, keys, values, table, kv_head, begin, masked_from, end, end,
             next_table, next_begin, next_end, step, scale, ancestors is not None, True,
             KV_HEADS, DIM, DIM_PADDED, PIECE, BLOCK_SIZE, WINDOW, SOFTCAP, KEYS,
         )  # fmt: skip
@@ -529,16 +530,18 @@ def _attention(
             block = _blocks(next_table, next_begin, next_end, BLOCK_SIZE, KEYS)
 
         divisor = tl.where(total > 0, total, 1.0)  # a row that sees nothing is zeros
+        factor = 1 / divisor
         alone = not SMALL or count == 1
         own = 2 * slot + tl.where(number == slot, 0, 1)
         part = (own.to(tl.int64) * KV_HEADS + kv_head) * ROWS + row
         for piece in tl.static_range(DIM_PADDED // PIECE):
             at = piece * PIECE + tl.arange(0, PIECE)
             stored = live[:, None] & (at < DIM)[None, :]
-            result = acc[piece] / divisor[:, None]
+            result = acc[piece] * factor[:, None]
             if alone:
-                target = out + token_head[:, None] * DIM + at[None, :]
-                tl.store(target, result.to(out.dtype.element_ty), mask=stored)
+                target = out + first_row.to(tl.int64) * (HEADS * DIM)
+                place = (token * HEADS + head) * DIM
+                tl.store(target + place[:, None] + at[None, :], result.to(out.dtype.element_ty), mask=stored)
             else:
                 tl.store(parts + part[:, None] * DIM + at[None, :], result, mask=stored)
         if not alone:
@@ -584,7 +587,7 @@ def _visit(
     top: tl.tensor,
     total: tl.tensor,
     acc: tl.tuple,
-    block: tl.tensor,
+    block: tl.tuple,
     tile: tl.tensor,
     positions: tl.tensor,
     seen: tl.tensor,
@@ -592,6 +595,7 @@ def _visit(
     values: tl.tensor,
     table: tl.tensor,
     kv_head: tl.tensor,
+    least: tl.tensor,
     begin: tl.tensor,
     until: tl.tensor,
     end: tl.tensor,
@@ -611,15 +615,21 @@ def _visit(
     SOFTCAP: tl.constexpr,
     KEYS: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tuple, tl.tensor]:
-    """Online softmax over the keys in [begin, until): each row's maximum (log2), its sum of weights, and the
-    weighted values, PIECE of their elements each. Unless MASKED, all rows see all of them. `block` are the blocks of
-    the first KEYS of them; those that lie in [next_begin, next_end) of `next_table` come back."""
+    """Online softmax over the keys in [begin, until), of which none before `least` is seen: each row's maximum (log2),
+    its sum of weights, and the weighted values, PIECE of their elements each. Unless MASKED, all rows see all of them.
+    `block` are the blocks of the first KEYS of them; those that lie in [next_begin, next_end) of `next_table` come
+    back. All begin with a multiple of KEYS."""
     lane = tl.arange(0, KEYS)
     column = tl.arange(0, DIM_PADDED)
+    # Counted from `least`, so that a comparison does: without a sign, those before it are beyond all others.
+    there = (end - least).to(tl.uint32)
+    visible_to = tl.maximum(tl.minimum(positions + 1, end) - least, 0).to(tl.uint32)
     # Blocks are looked up an iteration ahead, in registers, by the last one for what is visited next: were their ids
     # loaded where they are used, the compiler would pipeline them, too, and wait for the keys and values as often.
     for start in range(begin, until, KEYS):
         key = start + lane
+        counted = (key - least).to(tl.uint32)
+        inside = counted < there
         last = start + KEYS >= until
         following = _blocks(
             tl.where(last, next_table, table),
@@ -628,17 +638,16 @@ def _visit(
             BLOCK_SIZE,
             KEYS,
         )
-        slot = block.to(tl.int64) * BLOCK_SIZE + key % BLOCK_SIZE
-        place = (slot * (KV_HEADS * DIM) + kv_head * DIM)[:, None]
+        place = _places(block, start, BLOCK_SIZE, KEYS, KV_HEADS * DIM)[:, None] + kv_head * DIM
         if MASKED or DIM < DIM_PADDED:
-            k = tl.load(keys + place + column[None, :], mask=(key < end)[:, None] & (column < DIM)[None, :], other=0.0)
+            k = tl.load(keys + place + column[None, :], mask=inside[:, None] & (column < DIM)[None, :], other=0.0)
         else:
             k = tl.load(keys + place + column[None, :])
         v: tl.tuple = ()
         for piece in tl.static_range(DIM_PADDED // PIECE):
             at = (piece * PIECE + tl.arange(0, PIECE))[None, :]
             if MASKED or DIM < DIM_PADDED:
-                v += (tl.load(values + place + at, mask=(key < end)[:, None] & (at < DIM), other=0.0),)
+                v += (tl.load(values + place + at, mask=inside[:, None] & (at < DIM), other=0.0),)
             else:
                 v += (tl.load(values + place + at),)
         scores = tl.dot(tile, tl.trans(k), input_precision="ieee")
@@ -647,8 +656,7 @@ def _visit(
             bound = SOFTCAP * LOG2_E
             scores = bound * (2 * tl.sigmoid(scores * (2 / bound)) - 1)  # bound * tanh(scores / bound)
         if MASKED:
-            visible = (key < end)[None, :]
-            visible = visible & (key[None, :] <= positions[:, None])
+            visible = counted[None, :] < visible_to[:, None]
             nearest = positions
             if TREE:
                 own = key - step
@@ -680,10 +688,43 @@ def _visit(
 @triton.jit
 def _blocks(
     table: tl.tensor, begin: tl.tensor, end: tl.tensor, BLOCK_SIZE: tl.constexpr, KEYS: tl.constexpr
+) -> tl.tuple:
+    """The blocks that the KEYS from `begin`, a multiple of them, lie in: a few, which all threads look up and choose
+    from; where they are more or end anywhere, [keys], the block of each, which threads have to exchange."""
+    BLOCKS: tl.constexpr = _blocks_of(BLOCK_SIZE, KEYS)
+    blocks: tl.tuple = ()
+    if BLOCKS > 0:
+        for block in tl.static_range(BLOCKS):
+            key = begin + block * BLOCK_SIZE
+            blocks += (tl.load(table + key // BLOCK_SIZE, mask=key < end, other=0),)
+    else:
+        key = begin + tl.arange(0, KEYS)
+        blocks += (tl.load(table + key // BLOCK_SIZE, mask=key < end, other=0),)
+    return blocks
+
+
+@triton.constexpr_function
+def _blocks_of(block_size: int, keys: int) -> int:
+    """How many so many keys lie in; 0: too many, or not always the same."""
+    if block_size % keys == 0:
+        return 1
+    return keys // block_size if keys % block_size == 0 and keys <= 4 * block_size else 0
+
+
+@triton.jit
+def _places(
+    blocks: tl.tuple, begin: tl.tensor, BLOCK_SIZE: tl.constexpr, KEYS: tl.constexpr, STRIDE: tl.constexpr
 ) -> tl.tensor:
-    """[keys], the block that each key from `begin` lies in."""
-    key = begin + tl.arange(0, KEYS)
-    return tl.load(table + key // BLOCK_SIZE, mask=key < end, other=0)
+    """Where the keys from `begin` lie in the cache, [keys] int64, by elements, STRIDE of which a slot has."""
+    BLOCKS: tl.constexpr = _blocks_of(BLOCK_SIZE, KEYS)
+    lane = tl.arange(0, KEYS)
+    if BLOCKS == 0:
+        return (blocks[0].to(tl.int64) * BLOCK_SIZE + (begin + lane) % BLOCK_SIZE) * STRIDE
+    first = (blocks[0].to(tl.int64) * BLOCK_SIZE + begin % BLOCK_SIZE) * STRIDE
+    place = tl.zeros([KEYS], tl.int64) + first
+    for block in tl.static_range(1, BLOCKS):
+        place = tl.where(lane >= block * BLOCK_SIZE, blocks[block].to(tl.int64) * (BLOCK_SIZE * STRIDE), place)
+    return place + lane % BLOCK_SIZE * STRIDE
 
 
 @triton.jit
@@ -738,7 +779,7 @@ def _combine(
         token_head = (first_row + row // SHARED).to(tl.int64) * (KV_HEADS * SHARED) + kv_head * SHARED + row % SHARED
         tl.store(
             out + token_head[:, None] * DIM + column[None, :],
-            (acc / tl.where(total > 0, total, 1.0)[:, None]).to(out.dtype.element_ty),
+            (acc * (1 / tl.where(total > 0, total, 1.0))[:, None]).to(out.dtype.element_ty),
             mask=live[:, None] & (column < DIM)[None, :],
         )
 
