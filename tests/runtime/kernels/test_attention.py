@@ -9,7 +9,7 @@ from itertools import chain, pairwise
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from tests.runtime.kernels.paged import attended, expected, make_case, planned
 from tests.runtime.trees import mask, random_tree
@@ -166,6 +166,7 @@ def test_many_parts_are_combined_as_if_they_were_one(monkeypatch, queries):
     programs=st.integers(1, 40),
     window=st.sampled_from([None, None, 200]),
 )
+@example(spans=[(13, 436), (13, 436), (18, 319)], padding=1, programs=9, window=None)  # tiles that see less than others
 def test_every_key_is_read_once_and_by_programs_that_have_about_as_many(monkeypatch, spans, padding, programs, window):
     monkeypatch.setattr(attention, "processors", lambda device: programs)
     spans = [(queries, queries + before) for queries, before in spans]
@@ -199,7 +200,11 @@ def test_every_key_is_read_once_and_by_programs_that_have_about_as_many(monkeypa
     lengths = [sum(-(-(part["END"] - part["BEGIN"]) // keys) or 1 for part in slot) for slot in slots]
     longest = max((-(-context // keys) for queries, context in spans if queries), default=1)
     if window is None:  # else a tile may see less than is taken for it
-        even = max(-(-sum(lengths) // work.slots), -(-longest // (most - 1)), min(TUNING.split_tokens // keys, longest))
+        # Each tile is taken for as long as the last one of its request, of padding for one.
+        tile = work.tile.queries(case.shape.shared)
+        taken = sum(-(-queries // tile) * -(-context // keys) for queries, context in spans)
+        taken += -(-(len(case.query) - sum(queries for queries, _ in spans)) // tile)
+        even = max(-(-taken // work.slots), -(-longest // (most - 1)), min(TUNING.split_tokens // keys, longest))
         assert max(lengths) <= even * 17 / 16 + -(-attention.CUT_TOKENS.value // keys)
 
 
