@@ -2,8 +2,8 @@
 
 What is sampled behind a draft counts where that draft stands, and all before it (verify.py). So the first half of each
 request's rows comes first, and then the rest of those requests whose drafts stand up to there. Of four drafts, each of
-which stands with a probability of 0.8 behind one that does, that is four fifths of the rows, with 0.5 two thirds; the
-logits are a fifteenth of a step of Llama-3.1-8B, a fifth of Llama-3.2-1B.
+which stands with a probability of 0.8 behind one that does, that is four fifths of the rows, with 0.5 two thirds.
+Logits are a fourteenth of what a step of Llama-3.1-8B multiplies, a fifth of Llama-3.2-1B's.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ def greedy_tokens(
 
 
 def by_halves(weight: Tensor, hidden: Tensor, state: DeviceState, feed: Feed, stands: Tensor | None) -> Tensor:
+    """greedy_tokens() of chains, by the [vocab, hidden] matrix of the logits; 0 where they cannot count."""
     from outrider_runtime.kernels.step import rows_that_count
     from outrider_runtime.kernels.tall import largest_of_product
 

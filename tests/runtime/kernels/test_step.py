@@ -158,7 +158,6 @@ def test_lots_are_drawn_as_the_definition_says():
 def test_greedy_tokens_are_there_as_far_as_they_count(seed, padded, by_lot):
     rig = Rig(seed, padded=padded)
     generator = torch.Generator().manual_seed(seed)
-    # Of each row another token is the largest, and of the padding, whose token is the first one's, some other.
     hidden = torch.randn(len(rig.feed.owners), 64, generator=generator).half()
     weight = torch.zeros(2 * (VOCAB + VOCAB % 2), 64).half()
     weight[:VOCAB] = torch.randn(VOCAB, 64, generator=generator).half()
