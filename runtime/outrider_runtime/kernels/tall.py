@@ -379,6 +379,7 @@ def _first_of_largest(
         place = tl.load(places + row)
     if count is not None:
         counts = row < tl.load(count)
+        there = part < tl.where(counts, PARTS, 0)
     top = tl.load(largest + row * PARTS + part, mask=there, other=-float("inf"))
     column = tl.load(columns + row * PARTS + part, mask=there, other=LAST)
     tl.store(out + place, tl.min(tl.where(top == tl.max(top), column, LAST)), mask=counts)
