@@ -482,7 +482,7 @@ def _attention(
     slot = tl.program_id(0) // KV_HEADS
     number, kv_head = slot, tl.program_id(0) % KV_HEADS
     queries, first_row, position, begin, end, table_row, step, behind, count, first = _item(items, capacity, number)
-    block = _blocks(block_tables + table_row, begin // KEYS * KEYS, end, BLOCK_SIZE, KEYS)
+    blocks = _blocks(block_tables + table_row, begin // KEYS * KEYS, end, BLOCK_SIZE, KEYS)
     while queries > 0:
         table = block_tables + table_row
         # Known before it is needed, so that no item begins with waiting for what it is about.
@@ -500,10 +500,10 @@ def _attention(
         source = query + first_row.to(tl.int64) * query_stride
         filled = live[:, None] & (column < DIM)[None, :]
         tile = tl.load(source + (token * query_stride + head * DIM)[:, None] + column[None, :], mask=filled, other=0.0)
-        positions = position + row // SHARED
+        positions = position + token
         seen = tl.zeros([ROWS], tl.int64)
         if ancestors is not None:
-            seen = tl.load(ancestors + first_row + row // SHARED, mask=live, other=0)
+            seen = tl.load(ancestors + first_row + token, mask=live, other=0)
 
         top = tl.full([ROWS], float("-inf"), tl.float32)
         total = tl.zeros([ROWS], tl.float32)
@@ -516,18 +516,18 @@ def _attention(
             if begin == start:  # all queries of the tile see what lies before the first one
                 open_end = position + 1 if ancestors is None else step
                 masked_from = tl.maximum(start, tl.minimum(open_end, end) // KEYS * KEYS)
-            top, total, acc, block = _visit(
-                top, total, acc, block, tile, positions, seen, keys, values, table, kv_head, begin, start, masked_from,
+            top, total, acc, blocks = _visit(
+                top, total, acc, blocks, tile, positions, seen, keys, values, table, kv_head, begin, start, masked_from,
                 end, table, masked_from, end, step, scale, ancestors is not None, False,
                 KV_HEADS, DIM, DIM_PADDED, PIECE, BLOCK_SIZE, WINDOW, SOFTCAP, KEYS,
             )  # fmt: skip
-        top, total, acc, block = _visit(
-            top, total, acc, block, tile, positions, seen, keys, values, table, kv_head, begin, masked_from, end, end,
+        top, total, acc, blocks = _visit(
+            top, total, acc, blocks, tile, positions, seen, keys, values, table, kv_head, begin, masked_from, end, end,
             next_table, next_begin, next_end, step, scale, ancestors is not None, True,
             KV_HEADS, DIM, DIM_PADDED, PIECE, BLOCK_SIZE, WINDOW, SOFTCAP, KEYS,
         )  # fmt: skip
         if masked_from >= end:  # nothing was visited, so nobody looked ahead
-            block = _blocks(next_table, next_begin, next_end, BLOCK_SIZE, KEYS)
+            blocks = _blocks(next_table, next_begin, next_end, BLOCK_SIZE, KEYS)
 
         divisor = tl.where(total > 0, total, 1.0)  # a row that sees nothing is zeros
         factor = 1 / divisor
@@ -587,7 +587,7 @@ def _visit(
     top: tl.tensor,
     total: tl.tensor,
     acc: tl.tuple,
-    block: tl.tuple,
+    blocks: tl.tuple,
     tile: tl.tensor,
     positions: tl.tensor,
     seen: tl.tensor,
@@ -614,10 +614,10 @@ def _visit(
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
     KEYS: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor, tl.tuple, tl.tensor]:
+) -> tuple[tl.tensor, tl.tensor, tl.tuple, tl.tuple]:
     """Online softmax over the keys in [begin, until), of which none before `least` is seen: each row's maximum (log2),
     its sum of weights, and the weighted values, PIECE of their elements each. Unless MASKED, all rows see all of them.
-    `block` are the blocks of the first KEYS of them; those that lie in [next_begin, next_end) of `next_table` come
+    `blocks` are those of the first KEYS of them; those that lie in [next_begin, next_end) of `next_table` come
     back. All begin with a multiple of KEYS."""
     lane = tl.arange(0, KEYS)
     column = tl.arange(0, DIM_PADDED)
@@ -638,7 +638,7 @@ def _visit(
             BLOCK_SIZE,
             KEYS,
         )
-        place = _places(block, start, BLOCK_SIZE, KEYS, KV_HEADS * DIM)[:, None] + kv_head * DIM
+        place = _places(blocks, start, BLOCK_SIZE, KEYS, KV_HEADS * DIM)[:, None] + kv_head * DIM
         if MASKED or DIM < DIM_PADDED:
             k = tl.load(keys + place + column[None, :], mask=inside[:, None] & (column < DIM)[None, :], other=0.0)
         else:
@@ -681,8 +681,8 @@ def _visit(
             weighted += (tl.dot(shares, v[piece], faded, input_precision="ieee"),)
         acc = weighted
         top = higher
-        block = following
-    return top, total, acc, block
+        blocks = following
+    return top, total, acc, blocks
 
 
 @triton.jit
@@ -693,12 +693,8 @@ def _blocks(
     from; where they are more or end anywhere, [keys], the block of each, which threads have to exchange."""
     BLOCKS: tl.constexpr = _blocks_of(BLOCK_SIZE, KEYS)
     blocks: tl.tuple = ()
-    if BLOCKS > 0:
-        for block in tl.static_range(BLOCKS):
-            key = begin + block * BLOCK_SIZE
-            blocks += (tl.load(table + key // BLOCK_SIZE, mask=key < end, other=0),)
-    else:
-        key = begin + tl.arange(0, KEYS)
+    for block in tl.static_range(max(BLOCKS, 1)):
+        key = begin + (tl.arange(0, KEYS) if BLOCKS == 0 else block * BLOCK_SIZE)
         blocks += (tl.load(table + key // BLOCK_SIZE, mask=key < end, other=0),)
     return blocks
 
