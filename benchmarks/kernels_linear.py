@@ -182,7 +182,7 @@ def many(name: str, config: ModelConfig, _: Iterable[int]) -> None:
 
         graphs = [graph_of(lambda way=way: layer(*way)) for way in ((False, False), (True, False), (False, True))]
         library, *ours = (median(times) / layers for times in in_turns(graphs, 40))
-        rule = gating_pays(x, weights[0][2]), turning_pays(x, weights[0][0], turn)
+        rule = gating_pays(count, weights[0][2]), turning_pays(count, weights[0][0], turn)
         ratios = (f"{each / library:.3f}{'*' if pays else ' '}" for each, pays in zip(ours, rule, strict=True))
         print(str(count).rjust(5), f"{library:8.1f} |", " | ".join(ratios), flush=True)
 

@@ -29,18 +29,18 @@ FEWEST_ROWS = 112
 LEAST_USE, LEAST_USE_OF_FEW = 0.9, 0.8
 
 
-def gating_pays(x: Tensor, weight: Tensor) -> bool:
-    """Whether gated_product() takes these, and sooner than the library and an activation. Measured on an H200 by
+def gating_pays(rows: int, weight: Tensor) -> bool:
+    """Whether gated_product() takes so many, and sooner than the library and an activation. Measured on an H200 by
     benchmarks/kernels_linear.py: 4 to 7 % of all of a layer's products at 1,280 rows, 2 to 5 % at 2,048 and 8,192."""
-    return weight.shape[0] % 16 == 0 and _pays(len(x), weight)
+    return weight.shape[0] % 16 == 0 and _pays(rows, weight)
 
 
-def turning_pays(x: Tensor, weight: Tensor, turn: Turn) -> bool:
-    """Whether turned_product() takes these, and sooner than the library and the kernel behind it: of heads of 64 1 to 2
-    % of a layer's products, of those of 128 up to 1 %. A tile holds whole heads, all of queries, keys or values."""
+def turning_pays(rows: int, weight: Tensor, turn: Turn) -> bool:
+    """Whether turned_product() takes so many, and sooner than the library and the kernel behind it: of heads of 64 1 to
+    2 % of a layer's products, of those of 128 up to 1 %. A tile holds whole heads, all of queries, keys or values."""
     kv_heads, dim = turn.keys.shape[1:]
     apart = kv_heads * dim // 2 % WIDTH == 0 == weight.shape[0] // 2 % WIDTH
-    return dim in (32, 64, 128) and apart and _pays(len(x), weight)
+    return dim in (32, 64, 128) and apart and _pays(rows, weight)
 
 
 def largest_pays(rows: int, weight: Tensor) -> bool:

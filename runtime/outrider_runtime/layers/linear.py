@@ -60,7 +60,7 @@ class MergedLinear(nn.Module):
             from outrider_runtime.kernels.activation import silu_gate
             from outrider_runtime.kernels.tall import gated_product, gating_pays
 
-            if self.bias is None and gating_pays(x, self.weight):
+            if self.bias is None and gating_pays(len(x), self.weight):
                 return gated_product(x, self.weight)
             return silu_gate(F.linear(x, self.weight, self.bias))
         gate, up = F.linear(x, self.weight, self.bias).chunk(2, dim=-1)
@@ -101,7 +101,7 @@ class MergedLinear(nn.Module):
         if head_norms is None and x.is_cuda:
             from outrider_runtime.kernels.tall import turned_product, turning_pays
 
-            if turning_pays(x, self.weight, turn):
+            if turning_pays(len(x), self.weight, turn):
                 return turned_product(x if norm is None else norm(x), self.weight, self.bias, turn)
         return turn_and_store(*split_qkv(linear(x, self.weight, self.bias, norm), turn), turn, head_norms)
 
